@@ -24,7 +24,7 @@ from pipeal import AE, AL, ENC, ALPackage, ConfigError, DataError, Encoder, Pipe
 from pipeal.core.materialize import is_on_meta, materialize
 from pipeal.engine.distributed.pipeline import DistributedPipeline, serve
 from pipeal.engine.distributed.world import World
-from pipeal.engine.state import offload
+from pipeal.engine.state import disk_offload
 from pipeal.methods.cutting.inplace import OnACopy
 from tests.engine.distributed.lines import on_each, thread_ranks
 from tests.integration.test_converted_exactness import NETWORKS
@@ -223,9 +223,9 @@ def test_offloaded_each_is_in_its_file_before_the_next_becomes_real(
             assert all(files[other].holds(tensor) for tensor in large)
         materialize(layer, seed, number)
 
-    files: dict[int, offload.MappedFile] = {}
-    monkeypatch.setattr(offload, "materialize", watched)
-    assert len(list(offload.one_by_one(package, tmp_path, files, 0))) == 4
+    files: dict[int, disk_offload.MappedFile] = {}
+    monkeypatch.setattr(disk_offload, "materialize", watched)
+    assert len(list(disk_offload.one_by_one(package, tmp_path, files, 0))) == 4
     assert seen == [(number, number) for number in range(4)]
 
 
