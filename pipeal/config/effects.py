@@ -45,7 +45,8 @@ IDLE: Mapping[type[RunConfig], tuple[Idle, ...]] = {
     RunConfig: (
         Idle("train.mode", _NO_LABELS, ("train.lr.ae",)),
         Idle("train.mode", _NO_EXITS, ("train.exit_tolerance",)),
-        Idle("train.mode", _WHOLE, ("engine.schedule", "engine.within_stage")),
+        # One layer is at work all the time: nothing could leave memory.
+        Idle("train.mode", _WHOLE, ("engine.schedule", "engine.within_stage", "engine.offload")),
         Idle("train.lr.decay", ("none",), ("train.lr.end", "train.lr.per")),
         Idle("data.held_out", (0,), ("train.exit_tolerance",)),
         Idle("engine.offload", ("none", "host"), ("engine.offload_folder",)),
