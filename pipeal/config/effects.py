@@ -58,7 +58,8 @@ IDLE: Mapping[type[RunConfig], tuple[Idle, ...]] = {
     RunConfig: (
         Idle("train.mode", _NO_LABELS, ("train.lr.ae", *_AHEAD)),
         Idle("train.mode", _NO_EXITS, ("train.exit_tolerance",)),
-        Idle("train.mode", _WHOLE, ("engine.schedule", "engine.within_stage", "model.parts")),
+        # One layer is at work all the time: nothing could leave memory.
+        Idle("train.mode", _WHOLE, ("engine.schedule", "engine.within_stage", "engine.offload", "model.parts")),
         *(
             Idle("train.mode", tuple(name for name in METHODS if METHODS[name].module != section), _options_of(section))
             for section in _sections()

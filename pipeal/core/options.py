@@ -80,10 +80,10 @@ class EngineOptions:
         offload: Where weights and optimizer states of layers lie that are not at work, in stages with one layer before
             the next. ``disk``, for CPUs, keeps them in mapped files, so that a network may be larger than memory (give
             it as a generator of layers, or on the meta device, and it never exists there whole)
-            (:mod:`pipeal.engine.state.offload`). ``host``, for GPUs, keeps them in locked memory of the host, which
-            must hold them all, and at most three layers of a stage on its GPU, where they are copied beside the work on
-            others; a stage of so few keeps them there (:mod:`pipeal.engine.state.host_offload`). While nothing runs,
-            they are on the CPU. Not over processes. ``none`` keeps all on the device.
+            (:mod:`pipeal.engine.state.disk_offload`). ``host``, for GPUs, keeps them in locked memory of the host,
+            which must hold them all, and at most three layers of a stage on its GPU, where they are copied beside the
+            work on others; a stage of so few keeps them there (:mod:`pipeal.engine.state.host_offload`). While nothing
+            runs, they are on the CPU. Not over processes. ``none`` keeps all on the device.
         offload_folder: Where those files are, which have no names; None for the system's folder of temporary files,
             which may be memory.
         matmul: While the pipeline is open, the precision of matrix products of float32 in the whole process:

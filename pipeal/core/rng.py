@@ -17,14 +17,15 @@ import inspect
 import struct
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
+from operator import index
+from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pipeal.core.errors import ScheduleError
+from pipeal.core.errors import ConfigError, ScheduleError
 
 
 def key_seed(*parts: int) -> int:
@@ -35,6 +36,16 @@ def key_seed(*parts: int) -> int:
     """
     packed = struct.pack(f"<{len(parts)}q", *parts)
     return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little") >> 1
+
+
+def check_seed(seed: object) -> None:
+    """Refuses what is no seed of a run.
+
+    Raises:
+        ConfigError: It is no whole number, or below 0, or not below 2^63.
+    """
+    if not (isinstance(seed, SupportsIndex) and 0 <= index(seed) < 2**63):
+        raise ConfigError(f"seed is {seed!r}; expected a whole number, at least 0 and below 2^63")
 
 
 class _Key:

@@ -56,59 +56,82 @@ class Weights:
         return name in self._mapping or name in self._file_of
 
     def check(self, network: Mapping[str, Tensor], needed: Iterable[str]) -> None:
-        """Compares them with what a network has, by names and shapes.
+        """Compares them with what a network has, by names, shapes and types, and those of tied tensors with each other.
 
         Args:
             network: All parameters and buffers; one that has several names comes under each.
             needed: The names of those that must be there, under one of their names.
 
         Raises:
-            ConfigError: One is missing, superfluous or of another shape.
+            ConfigError: One is missing, superfluous or of another shape or kind of number; or one tensor of the network
+                has several names, and the weights of these differ.
         """
         has = {id(network[name]) for name in network if name in self}
         self._refuse("lack", [name for name in needed if id(network[name]) not in has], self._names())
         self._refuse("have", [name for name in self._names() if name not in network], list(network))
+        first: dict[int, str] = {}
         with ExitStack() as stack:
             files: dict[str, Any] = {}
             for name in self._names():
-                if not is_lazy(network[name]):
-                    _check_shape(name, self._shape(name, files, stack), network[name])
+                tensor = network[name]
+                shape, dtype = self._form(name, files, stack)
+                if not is_lazy(tensor):
+                    _check_form(name, shape, dtype, tensor)
+                before = first.setdefault(id(tensor), name)
+                if before != name and not self._same(before, name, tensor.dtype, files, stack):
+                    raise ConfigError(
+                        f"weights: {before!r} and {name!r} are one tensor of the network, but the weights of the two "
+                        "differ; pass one of them, or equal ones"
+                    )
 
     def fill(self, wanted: Iterable[tuple[str, Tensor]]) -> None:
-        """Copies weights into tensors, which may be of another type or device.
+        """Copies weights into tensors, which may be on another device, or floating-point numbers of another width.
 
         Raises:
-            ConfigError: One is of another shape.
+            ConfigError: One is of another shape or kind of number.
             DataError: A file is gone, or has changed.
         """
         with ExitStack() as stack:
             files: dict[str, Any] = {}
             for name, tensor in wanted:
-                path = self._file_of.get(name)
-                if path is None:
-                    value = self._mapping[name]
-                else:
-                    try:
-                        value = _opened(path, files, stack).get_tensor(name)
-                    except DataError:
-                        raise
-                    except Exception as error:  # safetensors has an error of its own
-                        raise DataError(f"{path} has changed: {name!r}: {first_line(error)}") from error
-                _check_shape(name, tuple(value.shape), tensor)
+                value = self._value(name, files, stack)
+                _check_form(name, tuple(value.shape), value.dtype, tensor)
                 with torch.no_grad():
                     tensor.copy_(value)
 
     def _names(self) -> list[str]:
         return [*self._mapping, *self._file_of]
 
-    def _shape(self, name: str, files: dict[str, Any], stack: ExitStack) -> tuple[int, ...]:
+    def _form(self, name: str, files: dict[str, Any], stack: ExitStack) -> tuple[tuple[int, ...], torch.dtype]:
+        """Shape and type, without the numbers."""
         if name in self._file_of:
-            return tuple(_opened(self._file_of[name], files, stack).get_slice(name).get_shape())
+            lies = _opened(self._file_of[name], files, stack).get_slice(name)
+            shape = tuple(lies.get_shape())
+            return shape, (lies[:0] if shape else self._value(name, files, stack)).dtype
         value = self._mapping[name]
         if not isinstance(value, Tensor) or value.is_meta:
             found = "on the meta device, without numbers" if isinstance(value, Tensor) else name_of(value)
             raise ConfigError(f"weights: {name!r} is {found}; expected a tensor of numbers")
-        return tuple(value.shape)
+        return tuple(value.shape), value.dtype
+
+    def _value(self, name: str, files: dict[str, Any], stack: ExitStack) -> Tensor:
+        path = self._file_of.get(name)
+        if path is None:
+            return self._mapping[name]
+        try:
+            value: Tensor = _opened(path, files, stack).get_tensor(name)
+        except DataError:
+            raise
+        except Exception as error:  # safetensors has an error of its own
+            raise DataError(f"{path} has changed: {name!r}: {first_line(error)}") from error
+        return value
+
+    def _same(self, one: str, other: str, dtype: torch.dtype, files: dict[str, Any], stack: ExitStack) -> bool:
+        """Whether two are equal, byte for byte, once they are of a type."""
+        values = [self._value(name, files, stack).detach() for name in (one, other)]
+        if values[0].data_ptr() == values[1].data_ptr():
+            return True
+        return torch.equal(*(value.to("cpu", dtype).reshape(-1).view(torch.uint8) for value in values))
 
     def _refuse(self, verb: str, names: list[str], others: list[str]) -> None:
         if not names:
@@ -122,11 +145,16 @@ class Weights:
         )
 
 
-def _check_shape(name: str, found: tuple[int, ...], tensor: Tensor) -> None:
-    if found != tuple(tensor.shape):
+def _check_form(name: str, shape: tuple[int, ...], dtype: torch.dtype, tensor: Tensor) -> None:
+    if shape != tuple(tensor.shape):
         raise ConfigError(
-            f"weights: {name!r} has the shape {found}, the network's is {describe(shapes_of(tensor))}; pass those of "
+            f"weights: {name!r} has the shape {shape}, the network's is {describe(shapes_of(tensor))}; pass those of "
             "this network"
+        )
+    if dtype != tensor.dtype and not (dtype.is_floating_point and tensor.dtype.is_floating_point):
+        raise ConfigError(
+            f"weights: {name!r} is of {dtype}, the network's of {tensor.dtype}; pass that type (only floating-point "
+            "numbers of another width are converted)"
         )
 
 

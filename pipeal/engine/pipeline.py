@@ -13,11 +13,12 @@ from typing import Any, TypeAlias, overload
 import torch
 from torch import Tensor, nn
 
-from pipeal.core.errors import ConfigError, PlacementError, ScheduleError, StallError, add_note
+from pipeal.core.errors import PlacementError, ScheduleError, StallError, add_note
 from pipeal.core.modules import layers_of
 from pipeal.core.options import EngineOptions, with_keywords
 from pipeal.core.packet import Packet
 from pipeal.core.protocols import TrainableLayer
+from pipeal.core.rng import check_seed
 from pipeal.core.samples import iterate, pair_of
 from pipeal.core.tree import Tree, batch_size
 from pipeal.engine.checks import check_layers
@@ -31,7 +32,7 @@ from pipeal.engine.runner.compiling import check_compile
 from pipeal.engine.runner.precision import check_precision, matmul_precision, ready
 from pipeal.engine.schedule import Schedule, schedule_named
 from pipeal.engine.stage import Stage, bring_to_rest
-from pipeal.engine.state.offload import MappedFile, one_by_one
+from pipeal.engine.state.disk_offload import MappedFile, one_by_one
 from pipeal.engine.state.saved import Load, save
 from pipeal.engine.state.snapshot import Snapshot
 from pipeal.engine.trace import CopySpan, Span, StageTimes, Window
@@ -108,8 +109,7 @@ class Pipeline:
         self.seed = seed
         options = self._options_here(with_keywords(options, keywords))
         self.schedule = schedule_named(schedule).within(options.within_stage)
-        if not 0 <= seed < 2**63:
-            raise ConfigError(f"seed is {seed}; expected a whole number, at least 0 and below 2^63")
+        check_seed(seed)
         options.check_layout(by_layer=self.schedule.by_layer)  # told before layers are moved, which takes long
         files: dict[int, MappedFile] = {}
         layers = self._layers_here(model, sizes, options, files)

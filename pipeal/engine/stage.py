@@ -26,9 +26,9 @@ from pipeal.engine.runner.keyed import Seeds
 from pipeal.engine.runner.nonfinite import FiniteWatch, raise_first, refuse_given_up
 from pipeal.engine.runner.precision import autocast, settings
 from pipeal.engine.schedule import Action
+from pipeal.engine.state.disk_offload import DiskOffload, MappedFile
 from pipeal.engine.state.host_offload import SLOTS, HostOffload
 from pipeal.engine.state.layer_state import layer_state
-from pipeal.engine.state.offload import MappedFile, Offloaded
 from pipeal.engine.state.snapshot import LayerState, Snapshot
 from pipeal.engine.trace import StageClock, Window
 
@@ -87,7 +87,7 @@ class Stage(Shared):
         if from_host:
             self.offloaded = HostOffload(modules, device, self.clock, take)
         elif files:
-            self.offloaded = Offloaded(modules, files, options.offload_folder)
+            self.offloaded = DiskOffload(modules, files, options.offload_folder)
         for index, layer in self.layers:
             if not from_host:
                 take(index)

@@ -23,7 +23,7 @@ from pipeal.engine.devices.cpus import cores
 from pipeal.engine.runner.compiling import check_compile
 from pipeal.engine.runner.precision import check_precision
 from pipeal.engine.sizes import check_sizes
-from pipeal.engine.state.offload import check_folder
+from pipeal.engine.state.disk_offload import check_folder
 from pipeal.methods.al import ALPackage
 from pipeal.methods.bp_parts import bp_parts
 from pipeal.planning.placement import Placement
@@ -58,7 +58,7 @@ def choose(
         form: Which form of it.
         config: What to complete, with threads that stay if there are any; the experiment's configuration if None. Where
             its ``train.mode`` is ``compare``, a method of one layer takes the first of the devices that it names; else
-            all.
+            all. Such a method is never offloaded.
         cache: Where choices are remembered; None for the user's cache folder.
 
     Raises:
@@ -67,9 +67,10 @@ def choose(
     config = config or experiment.config
     _check_threads(config.engine.threads)
     method = METHODS[form]
-    if method.is_whole:  # one stage: there is nothing to overlap, and nothing to hand to a thread
+    # One stage: there is nothing to overlap, and nothing to hand to a thread. One layer: it is at work all the time.
+    if method.is_whole:
         sizes = config.engine.sizes if config.train.mode == form else None
-        config = replace(config, engine=replace(config.engine, schedule="sequential", sizes=sizes))
+        config = replace(config, engine=replace(config.engine, schedule="sequential", sizes=sizes, offload="none"))
     auto = config.engine.devices == "auto"
     devices = all_devices() if auto else _named_devices(config, form)
     wanted = config.train.precision

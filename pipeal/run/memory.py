@@ -178,6 +178,7 @@ class Found:
                 "facts": facts,
                 "samples": self.samples,
                 "layers": self.depth,
+                "kernels_bytes": dict(zip(("AL", "BP"), self.model.kernels, strict=True)),
                 "forecast": {name: asdict(parts) for name, parts in self.forecasts.items()},
                 "measured": {name: asdict(found) for name, found in self.measured.items()},
                 "depths": depths,
@@ -223,7 +224,9 @@ class Found:
     def _remarks(self) -> Iterator[str]:
         """What to know of the figures."""
         yield "at once: the most of all parts at the same moment, above the idle process; a part is largest at its own"
-        yield "resident: physical memory, where freed blocks are given back at once; libraries keep some 10 MiB more"
+        al, bp = (size / 2**20 for size in self.model.kernels)
+        yield "resident: physical memory, where freed blocks are given back at once; with kernels that libraries keep"
+        yield f"for each size of a batch: of one, {al:.1f} MiB of the AL form and {bp:.1f} of the BP form"
         if any(way.offloaded for way in self.ways.values()):
             kept = self.forecasts["AL by layer"]
             size = (kept.weights + kept.optimizer) / 2**20

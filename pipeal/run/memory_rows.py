@@ -28,9 +28,9 @@ from pipeal.engine.pipeline import Pipeline
 from pipeal.engine.runner.recompute import kept_in_short
 from pipeal.methods.bp import BP
 from pipeal.methods.bp_parts import bp_parts
-from pipeal.planning.measure.memory import measure_blocks, watch_training
+from pipeal.planning.measure.memory import measure_blocks, measure_kernels, watch_training
 from pipeal.planning.measure.resident import Resident
-from pipeal.planning.pure.memory import WAYS, Form, Model, Parts
+from pipeal.planning.pure.memory import WAYS, BlockMemory, Form, Model, Parts
 from pipeal.run.build import Experiment
 from pipeal.run.form_costs import first_batches, largest
 from pipeal.run.opening import engine_options
@@ -153,7 +153,8 @@ def resized(batch: tuple[Tree, Tree], samples: int) -> tuple[Tree, Tree]:
 
 
 def forecast(subject: Subject, samples: int) -> Model:
-    """Measures each block alone, on so many samples or on the subject's batch if that has fewer, and on half of them.
+    """Measures each block alone, on so many samples or on the subject's batch if that has fewer, and on half of them;
+    and what libraries keep for batches of one size.
 
     Raises:
         ConfigError: The form for backpropagation is no row of blocks.
@@ -162,11 +163,18 @@ def forecast(subject: Subject, samples: int) -> Model:
     batch = subject.batch()
     large = max(_FEWEST, min(samples, batch_size(batch[0])))
     batches = [resized(batch, count) for count in (large // 2, large)]
+
+    def looked_at(form: Form, new: int) -> tuple[tuple[list[BlockMemory], list[BlockMemory]], int]:
+        layers, whole = subject.layers(form), form == "whole"
+        row = bp_parts(list(layers)) if whole else layers  # type: ignore[arg-type]
+        small, full = measure_blocks(row, batches, subject.options, device=subject.device, end_to_end=whole)
+        unmet = resized(batch, new)
+        return (small, full), measure_kernels(row, unmet, subject.options, device=subject.device, end_to_end=whole)
+
     with torch.random.fork_rng(devices=[]):
-        al = measure_blocks(subject.layers("layers"), batches, subject.options, device=subject.device)
-        parts = bp_parts(list(subject.layers("whole")))  # type: ignore[arg-type]
-        bp = measure_blocks(parts, batches, subject.options, device=subject.device, end_to_end=True)
-    return Model((large // 2, large), (al[0], al[1]), (bp[0], bp[1]))
+        # Each with a size of its own for kernels: of one that was met before, they are there already.
+        (al, al_kernels), (bp, bp_kernels) = looked_at("layers", large + 1), looked_at("whole", large + 2)
+    return Model((large // 2, large), al, bp, (al_kernels, bp_kernels))
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,7 +119,9 @@ class Team(Site):
                     replace(engine_options(config, precision), threads=threads),
                     device=device,
                 )
-        schedule = "sequential" if METHODS[form].is_whole else engine.schedule
+        schedule, offload = engine.schedule, engine.offload
+        if METHODS[form].is_whole:
+            schedule, offload = "sequential", "none"
         replicas = f", in {mesh.replicas} replicas" if mesh.replicas > 1 else ""
         _log.info(f"{METHODS[form].label} on {mesh.size} processes: layers {sizes}{replicas}, {schedule}, {precision}")
         return replace(
@@ -130,6 +132,7 @@ class Team(Site):
                 sizes=tuple(sizes),
                 threads=threads,
                 schedule=schedule,
+                offload=offload,
             ),
             train=replace(config.train, mode=form, precision=precision),
         )

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from pipeal.config import TextConfig, load_config
+from pipeal.config import TextConfig, check_effects, load_config
 from pipeal.core.errors import ConfigError, DataError
 from pipeal.core.modules import module_of
 from pipeal.methods.layer import LocalLayer
@@ -168,6 +168,16 @@ def test_layers_that_are_offloaded_are_not_tried(
     assert any(told in line for line in said)
     assert len(seen) == 4
     assert all(weight.is_meta for layer in seen for weight in module_of(layer).parameters())
+
+
+@pytest.mark.parametrize("mode", ["bp", "compare"])
+def test_a_form_of_one_layer_is_not_offloaded(mode: str, tmp_path: Path) -> None:
+    """It lay in a file all the time that it was at work, and nobody was told: see also ``IDLE``."""
+    experiment = toynews(tmp_path, "engine.devices=cpu", f"train.mode={mode}")
+    assert choose(experiment, "bp").engine.offload == "none"
+    assert check_effects(experiment.config, ["engine.offload"]) == (
+        ["engine.offload disk: without effect, since train.mode is bp"] if mode == "bp" else []
+    )
 
 
 def test_a_schedule_that_does_not_go_with_it_is_told_before_anything_is_written(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from pipeal import AE, AL, ENC, ALPackage, ConfigError, DataError, Pipeline, PlacementError
 from pipeal.core.host_memory import status_bytes
 from pipeal.core.options import EngineOptions
-from pipeal.engine.state import offload
-from pipeal.engine.state.offload import MappedFile
+from pipeal.engine.state import disk_offload
+from pipeal.engine.state.disk_offload import MappedFile
 from pipeal.engine.state.saved import Saved
 from pipeal.engine.state.stateful import stateful
 
@@ -52,7 +52,7 @@ def kept(package: ALPackage) -> list[Tensor]:
 @pytest.fixture
 def all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small tensors are moved, too."""
-    monkeypatch.setattr(offload, "_SMALL", 1)
+    monkeypatch.setattr(disk_offload, "_SMALL", 1)
 
 
 @pytest.mark.usefixtures("all_of_it")
@@ -395,7 +395,7 @@ def test_a_layer_is_read_whole_before_it_works(tmp_path: Path, monkeypatch: pyte
     with Pipeline([layer(0), layer(1)], "cpu", threads=1, offload="disk", offload_folder=tmp_path) as pipe:
         pipe.run(batches(3))
         home = pipe.stages[0].offloaded
-        assert isinstance(home, offload.Offloaded)
+        assert isinstance(home, disk_offload.DiskOffload)
         for file in home._files.values():
             pieces = {offset for source, offset in read if source == file._file.fileno()}
             assert pieces == set(range(0, file.size, 5000))

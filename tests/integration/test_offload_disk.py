@@ -21,9 +21,9 @@ pytestmark = [
 LIMITED = """
 import resource, sys
 from pipeal.cli import entry, text
-from pipeal.engine.state import offload
+from pipeal.engine.state import disk_offload
 kind, limit = getattr(resource, sys.argv[1]), int(sys.argv[2])
-inner = offload.one_by_one
+inner = disk_offload.one_by_one
 def then_limited(*given):  # of the layers, and not of what loading PyTorch takes
     resource.setrlimit(kind, (limit, resource.getrlimit(kind)[1]))
     return inner(*given)

@@ -24,7 +24,7 @@ from pipeal import AE, AL, ENC, ALPackage, ConfigError, DataError, Encoder, Pipe
 from pipeal.core.materialize import is_on_meta, materialize
 from pipeal.engine.distributed.pipeline import DistributedPipeline, serve
 from pipeal.engine.distributed.world import World
-from pipeal.engine.state import offload
+from pipeal.engine.state import disk_offload
 from pipeal.methods.cutting.inplace import OnACopy
 from tests.engine.distributed.lines import on_each, thread_ranks
 from tests.integration.test_converted_exactness import NETWORKS
@@ -223,9 +223,9 @@ def test_offloaded_each_is_in_its_file_before_the_next_becomes_real(
             assert all(files[other].holds(tensor) for tensor in large)
         materialize(layer, seed, number)
 
-    files: dict[int, offload.MappedFile] = {}
-    monkeypatch.setattr(offload, "materialize", watched)
-    assert len(list(offload.one_by_one(package, tmp_path, files, 0))) == 4
+    files: dict[int, disk_offload.MappedFile] = {}
+    monkeypatch.setattr(disk_offload, "materialize", watched)
+    assert len(list(disk_offload.one_by_one(package, tmp_path, files, 0))) == 4
     assert seen == [(number, number) for number in range(4)]
 
 
@@ -396,12 +396,13 @@ def test_of_lists_and_encoders_weights_have_names_too() -> None:
     assert torch.equal(package[2].enc.f.head.bias, values["head.bias"])
 
 
-def test_what_is_shared_within_a_layer_stays_shared(tmp_path: Path) -> None:
-    def tied() -> nn.Sequential:
-        net = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Linear(6, 3))
-        net[2].weight = net[0].weight
-        return net
+def tied() -> nn.Sequential:
+    net = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Linear(6, 3))
+    net[2].weight = net[0].weight
+    return net
 
+
+def test_what_is_shared_within_a_layer_stays_shared(tmp_path: Path) -> None:
     package = converted(tied, ["3"]).materialize()
     assert package[0].enc.f[0].weight is package[0].enc.f[2].weight
     weights = {name: value for name, value in tied().state_dict().items() if name != "0.weight"}
@@ -411,6 +412,21 @@ def test_what_is_shared_within_a_layer_stays_shared(tmp_path: Path) -> None:
     assert torch.equal(package[0].enc.f[0].weight, weights["2.weight"])
     with pytest.raises(ConfigError, match="layers 0 and 1 would share a parameter"):
         converted(tied, ["2"])
+
+
+def test_two_names_of_one_tensor_have_equal_weights(tmp_path: Path) -> None:
+    """The last was taken without a word."""
+    weights = tied().state_dict()
+    weights["2.weight"] = weights["0.weight"].clone()  # equal ones are fine, bfloat16 or not, also without a number
+    weights["0.weight"][0, 0] = weights["2.weight"][0, 0] = torch.nan
+    for equal in (weights, {name: value.bfloat16() for name, value in weights.items()}):
+        converted(tied, ["3"], weights=equal).materialize()
+    weights["2.weight"][0, 1] += 1
+    save_file(weights, tmp_path / "net.safetensors")
+    for both in (weights, tmp_path / "net.safetensors"):
+        with pytest.raises(ConfigError, match=r"'0\.weight' and '2\.weight' are one tensor .* pass one of") as caught:
+            converted(tied, ["3"], weights=both)
+        assert "\n" not in str(caught.value)
 
 
 def test_weights_of_several_files_and_other_types(tmp_path: Path) -> None:
@@ -443,6 +459,15 @@ def wrong(change: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
         (wrong(lambda w: w.update({"3.bias": torch.ones(1)})), r"'3.bias' has the shape \(1,\), the network's is \(3"),
         (wrong(lambda w: w.update({"3.bias": torch.ones(3, device="meta")})), "'3.bias' is on the meta device, withou"),
         (wrong(lambda w: w.update({"3.bias": [1.0]})), "'3.bias' is .*list.*; expected a tensor of numbers"),
+        (
+            wrong(lambda w: w.update({"3.bias": torch.ones(3, dtype=torch.complex64)})),
+            "'3.bias' is of torch.complex64, the network's of torch.float32; pass that type",
+        ),
+        (wrong(lambda w: w.update({"3.bias": torch.ones(3, dtype=torch.int64)})), "'3.bias' is of torch.int64, the ne"),
+        (
+            wrong(lambda w: w.update({"0.1.num_batches_tracked": torch.tensor(1.0)})),
+            "'0.1.num_batches_tracked' is of torch.float32, the network's of torch.int64",
+        ),
         (3, "weights is .*; expected a state dict, or the path of a .safetensors file or of several"),
     ],
 )
@@ -468,6 +493,12 @@ def test_files_that_do_not_fit_are_one_line(tmp_path: Path) -> None:
     save_file(wrong(lambda w: w.update({"3.bias": torch.ones(1)})), path)
     with pytest.raises(ConfigError, match=r"'3.bias' has the shape \(1,\)"):
         package.materialize()
+    other = wrong(lambda w: w.update({"3.bias": torch.ones(3, dtype=torch.int32)}))
+    save_file(other, path)
+    with pytest.raises(ConfigError, match=r"'3\.bias' is of torch\.int32, the network's of"):
+        package.materialize()
+    with pytest.raises(ConfigError, match=r"'3\.bias' is of torch\.int32, the network's of"):
+        converted(weights=path)
     save_file(wrong(lambda w: w.pop("3.bias")), path)
     with pytest.raises(DataError, match=r"has changed: '3\.bias'"):
         package.materialize()
@@ -636,6 +667,15 @@ def test_what_cannot_be_converted_on_meta_is_one_line() -> None:
             ConfigError, match=f"{next(iter(options))} is for a network on the meta device, and this on"
         ):
             ALPackage.from_bp(mlp(), VECTORS, 3, **options)
+    with pytest.raises(ConfigError, match="init_weights is str; expected a function that is called with each module"):
+        converted(init_weights="xavier")  # it was told with the first layer
+    package = converted()
+    for seed in (-1, 2**63, 1.5, "one"):
+        with pytest.raises(ConfigError, match=r"seed is .*; expected a whole number, at least 0"):
+            package.materialize(seed)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=r"seed is .*; expected a whole number, at least 0"):
+            Pipeline(package, seed=seed)  # type: ignore[arg-type]
+    assert all(map(is_on_meta, package))
     with pytest.raises(ConfigError, match="layer 0: the optimizer Adagrad has made its state of parameters on the met"):
         converted(optimizer=torch.optim.Adagrad)
     package = converted()

@@ -1,5 +1,8 @@
-"""Where the layers of a stage are between their visits to it: in mapped files (:mod:`pipeal.engine.state.offload`), or
-in the memory of a GPU's host (:mod:`pipeal.engine.state.host_offload`)."""
+"""Where the layers of a stage are between their visits to it.
+
+In mapped files (:mod:`pipeal.engine.state.disk_offload`), or in the memory of a GPU's host
+(:mod:`pipeal.engine.state.host_offload`).
+"""
 
 from __future__ import annotations
 

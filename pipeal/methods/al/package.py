@@ -13,6 +13,7 @@ from pipeal.core.errors import ConfigError, LayerError, PlacementError, name_of
 from pipeal.core.materialize import InitWeights, check_fillable, materialize
 from pipeal.core.modules import device_of, layers_of, module_of
 from pipeal.core.protocols import DOWN, TURN, UP, TrainableLayer
+from pipeal.core.rng import check_seed
 from pipeal.core.tree import Tree, move
 from pipeal.core.weights import Given
 from pipeal.methods.al.bridges import BridgeStyle
@@ -161,9 +162,10 @@ class ALPackage(nn.Module):
             optimizer: Called for each side of each layer as ``optimizer(parameter_groups, lr=…)``; fused Adam if None.
             weights: Of a network on the meta device, by the names of its ``state_dict()``: such a dict, the path of a
                 safetensors file, or the paths of several. All of them, and what ``state_dict()`` leaves out
-                (buffers that are not persistent) as one likes. Of a list of modules, names begin with the item's
-                number, of an :class:`pipeal.Encoder` with ``embedding``, ``blocks.0`` and so on, and ``head``. None
-                for a new network.
+                (buffers that are not persistent) as one likes. Floating-point numbers may be of another width, such as
+                bfloat16 of a network in float32; other types are the network's. Of a list of modules, names begin with
+                the item's number, of an :class:`pipeal.Encoder` with ``embedding``, ``blocks.0`` and so on, and
+                ``head``. None for a new network.
             init_weights: What one would give to ``model.apply``: called with each module of the network, after all are
                 reset and before ``weights``, to fill its own parameters and buffers. A module that is cut is stood for
                 by another, which has those that its part needs. Of a model of ``transformers``, that is its
@@ -174,8 +176,8 @@ class ALPackage(nn.Module):
             ConfigError: A name in ``split`` does not exist or cannot begin a layer (the message says why); the sample
                 or a block of the user's does not fit; there is no bridge for a shape; the parts together give
                 other numbers than the network, which writes in place between the cuts; two layers would share a
-                parameter; ``weights`` are missing, superfluous or of another shape; nothing would fill something on the
-                meta device; or an argument is out of range.
+                parameter; ``weights`` are missing, superfluous, of another shape or kind of number, or differ for two
+                names of one tensor; nothing would fill something on the meta device; or an argument is out of range.
         """
         how = Conversion(
             outputs=outputs,
@@ -208,9 +210,11 @@ class ALPackage(nn.Module):
             The package.
 
         Raises:
-            ConfigError: Nothing fills some parameter or buffer; layers before that one are real.
+            ConfigError: The seed is no whole number from 0 up to 2^63; or nothing fills some parameter or buffer, where
+                layers before that one may be real.
             DataError: The weights cannot be read any more.
         """
+        check_seed(seed)
         for number, layer in enumerate(self):
             check_fillable(layer, number)
         for number, layer in enumerate(self):

@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from torch import Tensor, nn
 
+from pipeal.core.errors import ConfigError, name_of
 from pipeal.core.materialize import InitWeights, Origin, check_fillable
 from pipeal.core.weights import Weights
 from pipeal.methods.al.layers import AL
@@ -25,10 +26,16 @@ class Source:
         init_weights: See :class:`pipeal.core.materialize.Origin`.
 
     Raises:
-        ConfigError: A weight is missing, superfluous or of another shape.
+        ConfigError: A weight is missing, superfluous, of another shape or kind of number, or another than that of a
+            tensor that it is tied to; or ``init_weights`` cannot be called.
     """
 
     def __init__(self, network: nn.Module, weights: Weights | None, init_weights: InitWeights | None) -> None:
+        if init_weights is not None and not callable(init_weights):
+            raise ConfigError(
+                f"init_weights is {name_of(init_weights)}; expected a function that is called with each module, as "
+                "model.apply calls one"
+            )
         self._weights, self._init_weights = weights, init_weights
         self._modules = {id(part) for part in network.modules()}
         self._name_of: dict[int, str] = {}

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from pipeal.core.host_memory import give_freed_memory_back
 from pipeal.core.modules import module_of
 from pipeal.core.options import EngineOptions
 from pipeal.core.protocols import TrainableLayer
@@ -37,7 +38,7 @@ def measure_blocks(
     device: str = "cpu",
     end_to_end: bool = False,
 ) -> list[list[BlockMemory]]:
-    """What each layer holds, one at a time, on each of some batches; the layers are trained on them.
+    """What each layer holds, one at a time, on each of some batches; the layers are trained on them, twice on each.
 
     Args:
         layers: Of a model, in order, or the blocks of :func:`pipeal.methods.bp_parts.bp_parts`.
@@ -58,24 +59,87 @@ def measure_blocks(
     with uncollected(), handle.active():
         _train(layers, move(batches[0], place), options, handle, None, end_to_end)  # opens the optimizers' states
         for batch in batches:
+            # Not in the watched turn: what is held to count its pages is let go of late.
+            pages = _train(layers, move(batch, place), options, handle, None, end_to_end)
             with Allocations(place, _parameters(layers)) as watch:
                 packets = _train(layers, move(batch, place), options, handle, watch, end_to_end)
             levels = watch.levels()
-            found.append([_block(layer, packets[n], levels, n) for n, layer in enumerate(layers)])
+            found.append([_block(layer, packets[n], pages[n], levels, n) for n, layer in enumerate(layers)])
     return found
+
+
+def measure_kernels(
+    layers: Sequence[TrainableLayer],
+    batch: Any,
+    options: EngineOptions,
+    *,
+    device: str = "cpu",
+    end_to_end: bool = False,
+) -> int:
+    """Bytes that libraries keep once layers have learnt from a batch of a size that this process has not met before.
+
+    Libraries generate kernels for the shapes that they meet, and cache them: oneDNN has a cache of primitives, which is
+    about half of it. That is some MiB for each size of a batch, small or large, and however often a layer is repeated.
+
+    Args:
+        layers: That have learnt from batches of other sizes: what is there once for all sizes does not count.
+        batch: ``(x, y)``.
+        options: As for :func:`measure_blocks`, as are ``device`` and ``end_to_end``. Of a GPU, where tensors are what
+            counts, there are none.
+    """
+    place, handle = parse_device(device), open_device(device)
+    if place.type != "cpu":
+        return 0
+    with uncollected(), handle.active():
+        resident = Resident(place)
+        _train(layers, batch, options, handle, None, end_to_end)
+        return max(0, resident.kept())
 
 
 @dataclass(frozen=True, slots=True)
 class _Packets:
-    """Bytes of what comes and of what is new in what goes, what the graph keeps of each, and what of all that it keeps
-    was not written to, and where there is such, the physical memory that the backward adds."""
+    """Bytes of what comes and of what is new in what goes, what the graph keeps of each, what of all that it keeps was
+    not written to, and, of an unwatched turn, the most of that which an operator of the backward writes to."""
 
     comes: int
     comes_kept: int
     goes: int
     goes_kept: int
     untouched: int
-    backward: int
+    filled: int
+
+
+class _Workspaces:
+    """What a graph keeps for operators that write to it in the backward: how much of it they fill.
+
+    Each is held until the operator that asked for it has run: so long its pages can be counted.
+
+    Attributes:
+        filled: The most that was filled between two operators that ask for what was kept.
+    """
+
+    def __init__(self) -> None:
+        self.filled = 0
+        self._held: dict[int, tuple[Tensor, int]] = {}
+
+    def unpack(self, kept: Tensor) -> Tensor:
+        """What the backward gets of what was kept."""
+        self.look()
+        for place, size in bytes_by_place(kept).items():
+            missing = untouched_bytes(place, size)
+            if missing:
+                self._held[place] = kept, missing
+        return kept.detach()
+
+    def look(self) -> None:
+        """Counts what has been filled, and lets go of it."""
+        filled = 0
+        for place, (kept, before) in list(self._held.items()):
+            added = before - untouched_bytes(place, kept.untyped_storage().nbytes())
+            if added:
+                filled += added
+                del self._held[place]
+        self.filled = max(self.filled, filled)
 
 
 def _train(
@@ -86,7 +150,9 @@ def _train(
     watch: Allocations | None,
     end_to_end: bool,
 ) -> list[_Packets]:
-    """Has each layer learn from a batch; nothing but its graph holds what has come when it goes backward."""
+    """Has each layer learn from a batch; nothing but its graph holds what has come when it goes backward. Pages are
+    counted where nothing is watched, and the device is a CPU."""
+    paged = watch is None and handle.types == ["cpu"]
     found: list[_Packets] = []
 
     def during(name: str, action: Action = Action.UPDATE) -> AbstractContextManager[object]:
@@ -103,27 +169,31 @@ def _train(
     x, y = _copy(batch)  # which nothing else holds
     for layer in layers:
         came = bytes_by_place((x, y))
+        if paged:
+            give_freed_memory_back()  # glibc takes large blocks, too, out of what it keeps, where pages are there
         with during("alone", Action.FORWARD), torch.no_grad():
             layer(x, y)
         kept.clear()
-        with during("forward", Action.FORWARD), saved_tensors_hooks(keep, Tensor.detach):
+        spaces = _Workspaces()
+        with during("forward", Action.FORWARD), saved_tensors_hooks(keep, spaces.unpack if paged else Tensor.detach):
             out = layer(x, y)
         goes = {place: size for place, size in bytes_by_place(out).items() if place not in came}
-        untouched = sum(untouched_bytes(*each) for each in kept.items()) if handle.types == ["cpu"] else 0
+        untouched = sum(untouched_bytes(*each) for each in kept.items()) if paged else 0
         comes_kept, goes_kept = (sum(size for place, size in each.items() if place in kept) for each in (came, goes))
         x, y = _copy(out) if end_to_end else out
         del out
-        physical = Resident(torch.device("cpu")) if untouched and watch is not None else None
         with during("backward", Action.BACKWARD):
             layer.backward()
-        added = 0 if physical is None else physical.peak()
+        spaces.look()
         with during("update"):
             layer.update()
-        found.append(_Packets(sum(came.values()), comes_kept, sum(goes.values()), goes_kept, untouched, added))
+        found.append(_Packets(sum(came.values()), comes_kept, sum(goes.values()), goes_kept, untouched, spaces.filled))
     return found
 
 
-def _block(layer: TrainableLayer, packets: _Packets, levels: Mapping[str, Levels], number: int) -> BlockMemory:
+def _block(
+    layer: TrainableLayer, packets: _Packets, pages: _Packets, levels: Mapping[str, Levels], number: int
+) -> BlockMemory:
     alone, forward, backward, update = (
         levels[f"{name} {number}"] for name in ("alone", "forward", "backward", "update")
     )
@@ -141,9 +211,8 @@ def _block(layer: TrainableLayer, packets: _Packets, levels: Mapping[str, Levels
         backward=backward.most_beside_gradients - backward.before,
         backward_whole=backward.most - backward.before,
         update=update.most - update.before,
-        untouched=packets.untouched,
-        # Room for operators that use it again: the backward of oneDNN's LSTM fills some of its own.
-        filled=min(packets.untouched, max(0, packets.backward - (backward.most - backward.before))),
+        untouched=pages.untouched,
+        filled=pages.filled,  # the backward of oneDNN's LSTM does so with some of its own workspace
     )
 
 

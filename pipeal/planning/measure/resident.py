@@ -46,6 +46,14 @@ class Resident:
             return torch.cuda.max_memory_allocated(self._gpu) - self.before
         return (status_bytes("VmHWM") if _COUNTS else lifetime_peak()) - self.before
 
+    def kept(self) -> int:
+        """Bytes that are still held by now, freed memory given back; 0 on a GPU, and where that cannot be told."""
+        if self._gpu is not None or not _COUNTS:
+            return 0
+        gc.collect()
+        give_freed_memory_back()
+        return status_bytes("VmRSS") - self.before
+
 
 def untouched_bytes(place: int, size: int) -> int:
     """What of a block of memory on a CPU has no pages yet, as it was never written to; 0 where that cannot be told.

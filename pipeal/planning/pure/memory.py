@@ -42,7 +42,7 @@ class BlockMemory:
         backward_whole: The most with gradients.
         update: The most beside what was there when the update began.
         untouched: What of the graph is allocated, but not written to by the forward: the system has no pages for it.
-        filled: What of that its backward writes to while it holds most.
+        filled: What of that an operator of its backward writes to, at most.
     """
 
     weights: int = 0
@@ -76,7 +76,8 @@ class Parts:
         optimizer: What optimizers keep.
         activations: All else: graphs, packets, the batch, what an operator needs for a moment.
         peak: The most of all parts at once.
-        resident: The same in physical memory: without what is never written to.
+        resident: The same in physical memory: without what is never written to, and with kernels
+            (:attr:`Model.kernels`).
     """
 
     weights: int
@@ -261,11 +262,14 @@ class Model:
         sizes: The samples of the two, the smaller first.
         al: For each of the two, the layers of the AL form.
         bp: For each, the blocks of the BP form; those beside the layers are a head, which comes once.
+        kernels: Bytes of what libraries generate for the shapes of a batch and keep, of the AL form and of the BP form:
+            once for all layers that are alike, and of about one size whatever that of the batch.
     """
 
     sizes: tuple[int, int]
     al: tuple[Sequence[BlockMemory], Sequence[BlockMemory]]
     bp: tuple[Sequence[BlockMemory], Sequence[BlockMemory]]
+    kernels: tuple[int, int] = (0, 0)
 
     @property
     def depth(self) -> int:
@@ -280,7 +284,8 @@ class Model:
         """
         small, large = self.al if way.form == "layers" else self.bp
         rows = [_between(one, other, self.sizes, samples) for one, other in zip(small, large, strict=True)]
-        return way.parts(rows if depth is None else repeated(rows, depth, of=self.depth))
+        parts = way.parts(rows if depth is None else repeated(rows, depth, of=self.depth))
+        return replace(parts, resident=parts.resident + self.kernels[way.form == "whole"])
 
     def largest_batch(self, way: Way, limit: int, depth: int, most: int) -> int:
         """The most samples, at most ``most``, with which so many layers take no more than so many bytes; 0 for none."""

@@ -200,7 +200,7 @@ class _Chunk:
         return self.size - self.taken
 
 
-class Offloaded(Home):
+class DiskOffload(Home):
     """The layers of a stage in mapped files, and what is asked of the kernel as each comes and goes.
 
     Args:
@@ -290,7 +290,7 @@ class Offloaded(Home):
 
 
 def away(tree: T, folder: str | Path | None) -> T:
-    """A copy of plain values whose tensors lie in a file of their own, as :meth:`Offloaded.copier` makes one here.
+    """A copy of plain values whose tensors lie in a file of their own, as :meth:`DiskOffload.copier` makes one here.
 
     Raises:
         DataError: The disk is too small.
