@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, overload
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from pipeal.core.errors import ConfigError, LayerError, PlacementError, name_of
 from pipeal.core.materialize import InitWeights, check_fillable, materialize
+from pipeal.core.methods import DEFAULT
 from pipeal.core.modules import device_of, layers_of, module_of
 from pipeal.core.protocols import DOWN, TURN, UP, TrainableLayer
 from pipeal.core.tree import Tree, move
@@ -65,6 +66,8 @@ class ALPackage(nn.Module):
         *,
         task: Task | PerPlace = "classification",
         split: Sequence[str] | int | None = None,
+        method: str = DEFAULT.name,
+        method_options: Mapping[str, Any] | None = None,
         code: int | None = None,
         hidden: int | None = None,
         labels: LabelStyle = "inverse",
@@ -180,6 +183,8 @@ class ALPackage(nn.Module):
         how = Conversion(
             outputs=outputs,
             task=task,
+            method=method,
+            method_options={} if method_options is None else method_options,
             code=code,
             hidden=hidden,
             labels=labels,
