@@ -25,7 +25,7 @@ from pipeal.core.tree import Tree, describe, map_tensors, shapes_of
 from pipeal.methods.al.answer_losses import ClassLoss, NumbersLoss, PlaceLoss
 from pipeal.methods.al.bridges import vectors_from
 from pipeal.methods.al.layers import AE, ENC
-from pipeal.methods.al.sides import IGNORED, Conversion, Forward, Places, Sides
+from pipeal.methods.al.sides import Conversion, Forward, Places, Sides
 from pipeal.methods.cutting.probe import ShapesAlone, probing
 from pipeal.methods.network import Network, Part, Unit, in_a_row
 
@@ -221,6 +221,6 @@ def _criterion(how: Conversion, class_dim: int) -> Callable[[], nn.Module]:
     if how.task == "classification":
         return partial(ClassLoss, how.outputs)
     if how.task == "per-place":
-        return partial(PlaceLoss, class_dim, IGNORED if how.ignore_index is None else how.ignore_index)
+        return partial(PlaceLoss, class_dim, how.ignored)
     cri = nn.BCEWithLogitsLoss() if how.task == "multilabel" else nn.MSELoss()
     return partial(NumbersLoss, how.outputs, cri)

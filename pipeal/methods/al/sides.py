@@ -33,7 +33,7 @@ Pools: TypeAlias = Pool | Mapping[int, Pool]
 PerPlace: TypeAlias = Literal["per-place"]
 
 _POOLED_CODE = 128
-IGNORED = -100
+_IGNORED = -100
 """The label of places that have none, as PyTorch and ``transformers`` have it."""
 
 
@@ -83,6 +83,11 @@ class Conversion:
             self._refuse({"code": None, "hidden": None, **whole, "blocks": None}, f"method={self.method!r}")
             self._check_ignored()
 
+    @property
+    def ignored(self) -> int:
+        """The label of places that have none."""
+        return _IGNORED if self.ignore_index is None else self.ignore_index
+
     def _refuse(self, defaults: Mapping[str, Any], because: str) -> None:
         for name, default in defaults.items():
             found = getattr(self, name)
@@ -95,7 +100,7 @@ class Conversion:
         if self.ignore_index is not None and self.ignore_index >= 0 and not METHODS[self.method].is_whole:
             raise ConfigError(
                 f"ignore_index is {self.ignore_index}; expected a number below 0 with method={self.method!r}, whose "
-                f"layers take labels as they are: give y.masked_fill(y == {self.ignore_index}, {IGNORED})"
+                f"layers take labels as they are: give y.masked_fill(y == {self.ignore_index}, {_IGNORED})"
             )
 
 
@@ -315,8 +320,8 @@ class EachPlace(Sides):
         return WhichCode(layer.f, bridge, mask_at)
 
     def _first(self, code: int) -> AE:
-        ignored = IGNORED if self.how.ignore_index is None else self.how.ignore_index
-        return ClassCodes(self.how.outputs, code, class_dim=self.places.class_dim, ignore_index=ignored)
+        how = self.how
+        return ClassCodes(how.outputs, code, class_dim=self.places.class_dim, ignore_index=how.ignored)
 
     def _onward(self, code_in: int, code: int) -> AE:
         return OnwardCodes(code_in, code)
