@@ -81,7 +81,7 @@ class ALPackage(nn.Module):
         weights: Given | None = None,
         init_weights: InitWeights | None = None,
     ) -> ALPackage:
-        """The AL form of a network made for backpropagation.
+        """A network made for backpropagation as layers of AL, or of another method.
 
         >>> net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU())
         >>> package = ALPackage.from_bp(net, torch.randn(4, 6), outputs=3, split=["2"])  # a layer begins at each name
@@ -93,6 +93,13 @@ class ALPackage(nn.Module):
         are left alone, but for what new blocks draw from the default generator to start with (so ``torch.manual_seed``
         before makes a conversion repeatable). Modules that would write in place into what a layer receives are
         switched to work out of place. Call ``train()`` on a package of a network that was in evaluation mode.
+
+        Any other method trains the same pieces: ``method="greedy"`` gives a package of its layers, with a head for each
+        piece that answers from what AL's bridges would see. Heads that look ahead hold copies of the pieces still to
+        come, with weights of their own by ``reset_parameters``. Layers hand targets on as they are; so per place,
+        padding must be labelled below zero, and exits answer with their classes last. ``method="bp"`` trains the
+        network itself, not cut, as one layer: with its own answer where that has the shape of the task's, else with a
+        linear head.
 
         Whatever draws random numbers draws them as :mod:`pipeal.core.rng` says. A class outside of ``torch.nn`` that
         does not say whether it draws is watched, operator by operator, which costs some microseconds each. Where its
@@ -142,6 +149,9 @@ class ALPackage(nn.Module):
                 they are handed on, detached, as a tuple that begins with what the named submodule takes
                 (:mod:`pipeal.methods.cutting.graph`). How many devices train the layers is :class:`pipeal.Pipeline`'s
                 choice.
+            method: A name of :data:`pipeal.core.methods.METHODS`. ``code``, ``hidden``, ``labels``, ``bridges`` and
+                ``blocks`` are AL's alone, and ``bp`` leaves ``split`` aside.
+            method_options: The method's own, as keyword arguments of its ``make_layers``.
             code: The width of the label codes; None for 128, or ``per-place`` for four times as many as there are
                 classes, at most 512.
             hidden: The width of a hidden layer in the bridges; None for none.
@@ -151,7 +161,8 @@ class ALPackage(nn.Module):
                 that has ``outputs`` entries, or where the answer is no more than features, the last of ``(B, T, D)``
                 and the second of others.
             ignore_index: Per place: the label of places that have none, beside all below zero; None for -100. Padding
-                has none either, where a mask goes with the features.
+                has none either, where a mask goes with the features, by AL. Other methods but ``bp`` want it below
+                zero.
             pool: From what an ``f`` gives to ``(B, D)``, where that is no image, sequence or vector; per place, to
                 features laid out as the answer is. One for all layers, or by the layer's number. Of a module, each
                 layer trains a copy. Images with their channels last need one, too, such as ``lambda x: x.mean((1,
@@ -160,8 +171,9 @@ class ALPackage(nn.Module):
             blocks: In the place of built ones, by the layer's number, from 0, and the block's letter: ``{2: {"b":
                 my_bridge}}``. A bridge is given what a pool is; per place it gives codes ``(B, T, K)`` or ``(B, H, W,
                 K)``, and ``g`` and ``h`` are replaced together.
-            lr: One learning rate, or ``{"enc": …, "ae": …}``.
-            optimizer: Called for each side of each layer as ``optimizer(parameter_groups, lr=…)``; fused Adam if None.
+            lr: One learning rate, or for AL ``{"enc": …, "ae": …}``.
+            optimizer: Called for each optimizer of each layer as ``optimizer(parameter_groups, lr=…)``; fused Adam if
+                None.
             weights: Of a network on the meta device, by the names of its ``state_dict()``: such a dict, the path of a
                 safetensors file, or the paths of several. All of them, and what ``state_dict()`` leaves out
                 (buffers that are not persistent) as one likes. Of a list of modules, names begin with the item's
@@ -177,8 +189,9 @@ class ALPackage(nn.Module):
             ConfigError: A name in ``split`` does not exist or cannot begin a layer (the message says why); the sample
                 or a block of the user's does not fit; there is no bridge for a shape; the parts together give
                 other numbers than the network, which writes in place between the cuts; two layers would share a
-                parameter; ``weights`` are missing, superfluous or of another shape; nothing would fill something on the
-                meta device; or an argument is out of range.
+                parameter; the method cannot train such a network, or is given options of another; ``weights`` are
+                missing, superfluous or of another shape; nothing would fill something on the meta device; or an
+                argument is out of range.
         """
         how = Conversion(
             outputs=outputs,
