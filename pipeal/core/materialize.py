@@ -117,7 +117,7 @@ def check_fillable(layer: nn.Module, number: int) -> None:
                 f"layer {number}: {place.name!r} is lazy, so that on the meta device its sizes are not known; give "
                 "its module its sizes"
             )
-        reset = any(_reset_of(parts[name]) for name in place.around())
+        reset = any(reset_of(parts[name]) for name in place.around())
         init = origin.init_weights is not None and not origin.modules.isdisjoint(place.owners)
         if place.name not in origin.names and not reset and not init:
             raise _unfilled(number, place)
@@ -221,7 +221,7 @@ def _fill(layer: nn.Module, places: list[_Place], number: int) -> None:
     parts = [(name, part) for name, part in layer.named_modules() if name in around]
     parts.reverse()  # children before their parents, as they are constructed
     for name, part in parts:
-        reset = _reset_of(part)
+        reset = reset_of(part)
         if reset is not None:
             _call(reset, (), number, name, part)
     for name, part in parts:
@@ -247,7 +247,8 @@ def _origin_of(layer: nn.Module) -> Origin:
     return found if isinstance(found, Origin) else Origin()
 
 
-def _reset_of(part: nn.Module) -> Callable[[], Any] | None:
+def reset_of(part: nn.Module) -> Callable[[], Any] | None:
+    """What draws a module's own parameters; None where it has nothing that does."""
     found = getattr(part, "reset_parameters", None) or getattr(part, "_reset_parameters", None)
     return found if callable(found) else None
 

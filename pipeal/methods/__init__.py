@@ -15,8 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib import import_module
+from inspect import Parameter, signature
 from typing import Any
 
+from pipeal.core.errors import ConfigError, unknown_name
 from pipeal.core.methods import METHODS
 from pipeal.core.protocols import TrainableLayer
 from pipeal.methods.network import Network, Part, Unit
@@ -43,9 +45,16 @@ def make_layers(
         options: The method's own, as its ``make_layers`` has them.
 
     Raises:
-        ConfigError: The rate, the optimizer or the network is none that the method can use.
+        ConfigError: The rate, the optimizer, an option or the network is none that the method can use.
     """
     # By name: a method is one line in pipeal.core.methods, and none is imported before it is asked for.
     module = import_module(f"{__name__}.{METHODS[method].module}")
+    parameters = signature(module.make_layers).parameters.values()
+    known = [one.name for one in parameters if one.kind is Parameter.KEYWORD_ONLY]
+    for option in options:
+        if option not in known:
+            raise ConfigError(
+                unknown_name(f"option of {method}", option, known) if known else f"{method} has no option {option!r}"
+            )
     layers: Iterator[TrainableLayer] = module.make_layers(network, lr, optimizer, **options)
     return layers

@@ -73,7 +73,7 @@ def bridge_for(
     """
     check_named("style of bridges", style, BRIDGE_STYLES)
     check_counts(code=code, hidden=hidden)
-    before, width = _to_vectors(output, style, pool)
+    before, width = vectors_from(output, style, pool)
     activation = nn.ReLU if style == "pooled" else nn.Sigmoid
     inner = [] if hidden is None else [nn.Linear(width, hidden), activation()]
     return nn.Sequential(*before, *inner, nn.Linear(hidden or width, code), CODE_ACTIVATIONS[labels]())
@@ -102,8 +102,8 @@ def bridge_of(part: Part, ahead: Ahead, code: int, *, style: BridgeKind, **optio
     return nn.Sequential(*copies, bridge) if copies else bridge
 
 
-def _to_vectors(output: Tree, style: BridgeStyle, pool: Pool | None) -> tuple[list[nn.Module], int]:
-    """What takes an output to ``(B, D)``, and ``D``."""
+def vectors_from(output: Tree, style: BridgeStyle, pool: Pool | None) -> tuple[list[nn.Module], int]:
+    """What takes an output to ``(B, D)``, and ``D``; the arguments, and what is raised, as of :func:`bridge_for`."""
     if pool is not None:
         module = as_module(pool)
         return [module], tried("pool", module, output).shape[1]

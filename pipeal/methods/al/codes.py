@@ -146,15 +146,24 @@ class TargetAE(AE):
         Raises:
             DataError: ``y`` is of another shape.
         """
-        if y.shape[1:] != (self.outputs,) and not (self.outputs == 1 and y.dim() == 1):
-            raise DataError(
-                f"targets are {describe(shapes_of(y))}; expected (B, {self.outputs})"
-                f"{' or (B,)' if self.outputs == 1 else ''}: {self.outputs} per input"
-            )
-        # Without the reshape a (B,) target would broadcast against (B, 1) answers into a (B, B) loss.
-        target = y.reshape(-1, self.outputs).to(dtype_of(self))
+        target = number_targets(y, self.outputs).to(dtype_of(self))
         code = self.g(target)
         return self.cri(self.h(code), target), code
+
+
+def number_targets(y: Tensor, outputs: int) -> Tensor:
+    """``(B, outputs)`` numbers, or ``(B,)`` where there is one output, as ``(B, outputs)``.
+
+    Raises:
+        DataError: ``y`` is of another shape.
+    """
+    if y.shape[1:] != (outputs,) and not (outputs == 1 and y.dim() == 1):
+        raise DataError(
+            f"targets are {describe(shapes_of(y))}; expected (B, {outputs})"
+            f"{' or (B,)' if outputs == 1 else ''}: {outputs} per input"
+        )
+    # Without the reshape a (B,) target would broadcast against (B, 1) answers into a (B, B) loss.
+    return y.reshape(-1, outputs)
 
 
 class NearInverse(AE):

@@ -1,16 +1,17 @@
-"""From a network trained by backpropagation to AL layers: its parts become ``f``, and the other blocks are built.
+"""From a network trained by backpropagation to layers of any method: its parts become ``f``, all else is built.
 
 ::
 
     network ──cut──► f0 │ f1 │ f2        one sample batch, run once, gives the shapes
-                     b0 │ b1 │ b2        bridges, by the shape of what each f gives
-                  g0, h0 │ …  │ …        label sides, by the task
+                     b0 │ b1 │ b2        AL: bridges, by the shape of what each f gives
+                  g0, h0 │ …  │ …            label sides, by the task
+                  head0  │ …  │ …        others: what the method makes of the cut network
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -21,21 +22,24 @@ from torch.nn.utils.rnn import PackedSequence
 
 from pipeal.core.errors import ConfigError, first_line
 from pipeal.core.materialize import InitWeights, is_on_meta
+from pipeal.core.methods import METHODS
 from pipeal.core.modules import device_of
 from pipeal.core.tree import Tree, batch_size, describe, map_tensors, move, shapes_of, tensors
 from pipeal.core.weights import Given, Weights
+from pipeal.methods import make_layers
 from pipeal.methods.al.bridges import Pool
-from pipeal.methods.al.layers import AL
+from pipeal.methods.al.cut_network import as_network
 from pipeal.methods.al.place_codes import padding_of
-from pipeal.methods.al.sides import Conversion, EachPlace, Forward, OwnBlocks, Pools, WholeInput
+from pipeal.methods.al.sides import Conversion, EachPlace, Forward, OwnBlocks, Places, Pools, Sides, WholeInput
 from pipeal.methods.al.source import Network, Source, named_network
-from pipeal.methods.al.summary import LayerShapes
+from pipeal.methods.al.summary import LayerShapes, find_shapes
 from pipeal.methods.cutting.calling import Answer, called, fields_of, packed
 from pipeal.methods.cutting.cut import Part, cut, refuse_ties
 from pipeal.methods.cutting.encoder import Encoder
 from pipeal.methods.cutting.inplace import Harmless, leave_input_alone
 from pipeal.methods.cutting.piece import Features, Piece
 from pipeal.methods.cutting.probe import ShapesAlone, probing
+from pipeal.methods.layer import LocalLayer
 from pipeal.methods.optimizers import OptimizerFactory
 
 LETTERS = ("f", "b", "g", "h")
@@ -50,8 +54,8 @@ def convert(
     split: Sequence[str] | int | None = None,
     weights: Given | None = None,
     init_weights: InitWeights | None = None,
-) -> tuple[list[AL], list[LayerShapes]]:
-    """The AL layers of a network, and their shapes.
+) -> tuple[list[LocalLayer], list[LayerShapes]]:
+    """The layers that train a network by a method, and their shapes.
 
     Raises:
         ConfigError: See ``ALPackage.from_bp``.
@@ -75,11 +79,11 @@ def _convert(
     sample: Tree,
     how: Conversion,
     split: Sequence[str] | int | None,
-    say_origin: Callable[[list[AL]], None],
+    say_origin: Callable[[list[LocalLayer]], None],
     *,
     on_meta: bool,
-) -> tuple[list[AL], list[LayerShapes]]:
-    parts = _parts(model, split, sample)
+) -> tuple[list[LocalLayer], list[LayerShapes]]:
+    parts = [_whole(model, sample)] if METHODS[how.method].is_whole else _parts(model, split, sample)
     own = _own_blocks(how.blocks, len(parts))
     pools = _pools(how.pool, len(parts))
     parts = [replace(part, module=own[number].get("f", part.module)) for number, part in enumerate(parts)]
@@ -90,31 +94,83 @@ def _convert(
         tried.append(_try_part(number, part, tried[-1].out if tried else sample, on_meta=on_meta))
     if not on_meta and isinstance(model, nn.Module) and all(isinstance(part.module, Piece) for part in parts):
         _check_same(model, sample, tried[-1].out)
-    seen = []
-    for number, (part, f) in enumerate(zip(parts, tried, strict=True)):
-        view = _view(part.module, f.out)
-        # New blocks are of the device and type of what their f gives.
-        dtypes = [tensor.dtype for tensor in tensors(f.out) if tensor.is_floating_point()]
-        home = _META if on_meta else _device(part.module, f.out)
-        place = home, dtypes[0] if dtypes else torch.get_default_dtype()
-        out = f.out if view is None else view(f.out)
-        seen.append(Forward(number, part.name, f.module, view, out, own[number], pools.get(number), *place))
-    each = how.task == "per-place"
-    layers, shapes = [], []
-    with _META if on_meta else nullcontext():
-        sides = EachPlace(how, seen[-1].out, len(parts)) if each else WholeInput(how, batch_size(sample))
-        for layer, f in zip(seen, tried, strict=True):
-            if "b" not in layer.own and layer.pool is None:
-                _check_batch_first(layer.where, f.out, sample)
-            label_side = sides.label_side(layer)  # first: it says how wide the bridge's code is
-            layers.append(AL(sides.encoder_side(layer), label_side, how.lr, how.optimizer))
-            shapes.append(LayerShapes(shapes_of(f.out), shapes_of(sides.below)))
+    pieces = [
+        _piece(number, part, f, own[number], pools.get(number), on_meta=on_meta)
+        for number, (part, f) in enumerate(zip(parts, tried, strict=True))
+    ]
+    for piece in pieces:
+        if "b" not in piece.own and piece.pool is None:
+            _check_batch_first(piece.where, piece.gives, sample)
+    layers, shapes = _layers(how, pieces, sample, on_meta=on_meta)
     refuse_ties([Part(part.name, layer) for part, layer in zip(parts, layers, strict=True)])
     say_origin(layers)
     for f in tried:
         for module in f.writers:  # at last: a conversion that fails leaves the network as it was
             module.inplace = False  # type: ignore[assignment]
     return layers, shapes
+
+
+def _piece(
+    number: int, part: Part, f: Harmless, own: Mapping[str, nn.Module], pool: Pool | None, *, on_meta: bool
+) -> Forward:
+    view = _view(part.module, f.out)
+    # New blocks are of the device and type of what their f gives.
+    dtypes = [tensor.dtype for tensor in tensors(f.out) if tensor.is_floating_point()]
+    home = _META if on_meta else _device(part.module, f.out)
+    return Forward(
+        number=number,
+        name=part.name,
+        f=f.module,
+        writers=f.writers,
+        gives=f.out,
+        view=view,
+        out=f.out if view is None else view(f.out),
+        own=own,
+        pool=pool,
+        device=home,
+        dtype=dtypes[0] if dtypes else torch.get_default_dtype(),
+    )
+
+
+def _layers(
+    how: Conversion, pieces: Sequence[Forward], sample: Tree, *, on_meta: bool
+) -> tuple[list[LocalLayer], list[LayerShapes]]:
+    """The layers, made one by one, and the shapes of what they give and of their codes or answers."""
+    sides: Sides = WholeInput(how, batch_size(sample))
+    places = None
+    if how.task == "per-place":
+        places = Places.of(how, pieces[-1].out)
+        sides = EachPlace(how, places, batch_size(pieces[-1].out), len(pieces))
+    network = as_network(how, pieces, sides, places)
+    has_labels = METHODS[how.method].has_labels
+    layers, shapes = list[LocalLayer](), list[LayerShapes]()
+    made: Iterator[Any] = make_layers(how.method, network, how.lr, how.optimizer, **how.method_options)
+    for piece in pieces:
+        with ExitStack() as around:
+            if on_meta or not has_labels:  # what makes label sides and bridges moves them there by itself
+                around.enter_context(piece.device)
+            if not has_labels:
+                around.enter_context(_default_type(piece.dtype))
+            layers.append(next(made))
+        shapes.append(LayerShapes(shapes_of(piece.gives), shapes_of(sides.below)))
+    return layers, shapes if has_labels else find_shapes(layers, sample)
+
+
+@contextmanager
+def _default_type(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _whole(model: Network, sample: Tree) -> Part:
+    """All of a network as one part."""
+    single = isinstance(model, nn.Module) and not isinstance(model, nn.ModuleList)
+    parts = _parts([model] if single else model, None, sample)  # type: ignore[list-item]
+    return parts[0] if len(parts) == 1 else Part(parts[0].name, nn.Sequential(*(part.module for part in parts)))
 
 
 def _parts(model: Network, split: Sequence[str] | int | None, sample: Tree) -> list[Part]:

@@ -116,19 +116,28 @@ class LabelAE(AE):
         Raises:
             DataError: ``y`` is of another shape or type.
         """
-        if not isinstance(y, Tensor):
-            raise DataError(f"targets are given as {name_of(y)}; expected a tensor: torch.as_tensor(y)")
-        numbers = not y.is_floating_point()
-        if y.shape[1:] != (() if numbers else (self.classes,)) or not y.dim():
-            raise DataError(
-                f"targets are {describe(shapes_of(y))}; expected (B,) class numbers, as whole numbers, or "
-                f"(B, {self.classes}) class probabilities, as floats"
-            )
-        y = y.long() if numbers else y
-        soft = nn.functional.one_hot(y, self.classes) if numbers else y
+        y = class_targets(y, self.classes)
+        soft = y if y.is_floating_point() else nn.functional.one_hot(y, self.classes)
         soft = soft.to(dtype_of(self))
         code = self.g(soft)
         return self.cri(self.h(code), y), code
+
+
+def class_targets(y: Tensor, classes: int) -> Tensor:
+    """``(B,)`` class numbers, of any whole type, as int64; ``(B, classes)`` probabilities as they are.
+
+    Raises:
+        DataError: ``y`` is of another shape or type.
+    """
+    if not isinstance(y, Tensor):
+        raise DataError(f"targets are given as {name_of(y)}; expected a tensor: torch.as_tensor(y)")
+    numbers = not y.is_floating_point()
+    if y.shape[1:] != (() if numbers else (classes,)) or not y.dim():
+        raise DataError(
+            f"targets are {describe(shapes_of(y))}; expected (B,) class numbers, as whole numbers, or "
+            f"(B, {classes}) class probabilities, as floats"
+        )
+    return y.long() if numbers else y
 
 
 class AL(LocalLayer):

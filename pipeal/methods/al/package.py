@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, overload
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from pipeal.core.errors import ConfigError, LayerError, PlacementError, name_of
 from pipeal.core.materialize import InitWeights, check_fillable, materialize
+from pipeal.core.methods import DEFAULT
 from pipeal.core.modules import device_of, layers_of, module_of
 from pipeal.core.protocols import DOWN, TURN, UP, TrainableLayer
 from pipeal.core.rng import check_seed
@@ -66,6 +67,8 @@ class ALPackage(nn.Module):
         *,
         task: Task | PerPlace = "classification",
         split: Sequence[str] | int | None = None,
+        method: str = DEFAULT.name,
+        method_options: Mapping[str, Any] | None = None,
         code: int | None = None,
         hidden: int | None = None,
         labels: LabelStyle = "inverse",
@@ -79,7 +82,7 @@ class ALPackage(nn.Module):
         weights: Given | None = None,
         init_weights: InitWeights | None = None,
     ) -> ALPackage:
-        """The AL form of a network made for backpropagation.
+        """A network made for backpropagation as layers of AL, or of another method.
 
         >>> net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU())
         >>> package = ALPackage.from_bp(net, torch.randn(4, 6), outputs=3, split=["2"])  # a layer begins at each name
@@ -91,6 +94,13 @@ class ALPackage(nn.Module):
         are left alone, but for what new blocks draw from the default generator to start with (so ``torch.manual_seed``
         before makes a conversion repeatable). Modules that would write in place into what a layer receives are
         switched to work out of place. Call ``train()`` on a package of a network that was in evaluation mode.
+
+        Any other method trains the same pieces: ``method="greedy"`` gives a package of its layers, with a head for each
+        piece that answers from what AL's bridges would see. Heads that look ahead hold copies of the pieces still to
+        come, with weights of their own by ``reset_parameters``. Layers hand targets on as they are; so per place,
+        padding must be labelled below zero, and exits answer with their classes last. ``method="bp"`` trains the
+        network itself, not cut, as one layer: with its own answer where that has the shape of the task's, else with a
+        linear head.
 
         Whatever draws random numbers draws them as :mod:`pipeal.core.rng` says. A class outside of ``torch.nn`` that
         does not say whether it draws is watched, operator by operator, which costs some microseconds each. Where its
@@ -140,6 +150,9 @@ class ALPackage(nn.Module):
                 they are handed on, detached, as a tuple that begins with what the named submodule takes
                 (:mod:`pipeal.methods.cutting.graph`). How many devices train the layers is :class:`pipeal.Pipeline`'s
                 choice.
+            method: A name of :data:`pipeal.core.methods.METHODS`. ``code``, ``hidden``, ``labels``, ``bridges`` and
+                ``blocks`` are AL's alone, and ``bp`` leaves ``split`` aside.
+            method_options: The method's own, as keyword arguments of its ``make_layers``.
             code: The width of the label codes; None for 128, or ``per-place`` for four times as many as there are
                 classes, at most 512.
             hidden: The width of a hidden layer in the bridges; None for none.
@@ -149,7 +162,8 @@ class ALPackage(nn.Module):
                 that has ``outputs`` entries, or where the answer is no more than features, the last of ``(B, T, D)``
                 and the second of others.
             ignore_index: Per place: the label of places that have none, beside all below zero; None for -100. Padding
-                has none either, where a mask goes with the features.
+                has none either, where a mask goes with the features, by AL. Other methods but ``bp`` want it below
+                zero.
             pool: From what an ``f`` gives to ``(B, D)``, where that is no image, sequence or vector; per place, to
                 features laid out as the answer is. One for all layers, or by the layer's number. Of a module, each
                 layer trains a copy. Images with their channels last need one, too, such as ``lambda x: x.mean((1,
@@ -158,8 +172,9 @@ class ALPackage(nn.Module):
             blocks: In the place of built ones, by the layer's number, from 0, and the block's letter: ``{2: {"b":
                 my_bridge}}``. A bridge is given what a pool is; per place it gives codes ``(B, T, K)`` or ``(B, H, W,
                 K)``, and ``g`` and ``h`` are replaced together.
-            lr: One learning rate, or ``{"enc": …, "ae": …}``.
-            optimizer: Called for each side of each layer as ``optimizer(parameter_groups, lr=…)``; fused Adam if None.
+            lr: One learning rate, or for AL ``{"enc": …, "ae": …}``.
+            optimizer: Called for each optimizer of each layer as ``optimizer(parameter_groups, lr=…)``; fused Adam if
+                None.
             weights: Of a network on the meta device, by the names of its ``state_dict()``: such a dict, the path of a
                 safetensors file, or the paths of several. All of them, and what ``state_dict()`` leaves out
                 (buffers that are not persistent) as one likes. Floating-point numbers may be of another width, such as
@@ -176,12 +191,15 @@ class ALPackage(nn.Module):
             ConfigError: A name in ``split`` does not exist or cannot begin a layer (the message says why); the sample
                 or a block of the user's does not fit; there is no bridge for a shape; the parts together give
                 other numbers than the network, which writes in place between the cuts; two layers would share a
-                parameter; ``weights`` are missing, superfluous, of another shape or kind of number, or differ for two
-                names of one tensor; nothing would fill something on the meta device; or an argument is out of range.
+                parameter; the method cannot train such a network, or is given options of another; ``weights`` are
+                missing, superfluous, of another shape or kind of number, or differ for two names of one tensor; nothing
+                would fill something on the meta device; or an argument is out of range.
         """
         how = Conversion(
             outputs=outputs,
             task=task,
+            method=method,
+            method_options={} if method_options is None else method_options,
             code=code,
             hidden=hidden,
             labels=labels,

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from pipeal.core.errors import ConfigError, check_named
+from pipeal.core.methods import DEFAULT, METHODS
 from pipeal.core.tree import Tree, describe, shapes_of
 from pipeal.methods.al.bridges import BridgeStyle, Pool, as_module, bridge_for, tried
 from pipeal.methods.al.codes import TASKS, LabelStyle, Task, recode_side, target_side
@@ -46,6 +47,8 @@ class Conversion:
 
     outputs: int
     task: Task | PerPlace = "classification"
+    method: str = DEFAULT.name
+    method_options: Mapping[str, Any] = field(default_factory=dict)
     code: int | None = None
     hidden: int | None = None
     labels: LabelStyle = "inverse"
@@ -74,11 +77,31 @@ class Conversion:
             raise ConfigError(f"ignore_index is {self.ignore_index!r}; expected a whole number")
         per_place = {"class_dim": None, "ignore_index": None}
         whole = {"labels": "inverse", "bridges": "pooled"}
-        for name, default in (whole if self.task == "per-place" else per_place).items():
-            if getattr(self, name) != default:
-                raise ConfigError(
-                    f"{name} is {getattr(self, name)!r}, which does nothing with task={self.task!r}; leave it out"
-                )
+        self._refuse(whole if self.task == "per-place" else per_place, f"task={self.task!r}")
+        check_named("method", self.method, METHODS)
+        if not METHODS[self.method].has_labels:
+            self._refuse({"code": None, "hidden": None, **whole, "blocks": None}, f"method={self.method!r}")
+            self._check_ignored()
+
+    @property
+    def ignored(self) -> int:
+        """The label of places that have none."""
+        return _IGNORED if self.ignore_index is None else self.ignore_index
+
+    def _refuse(self, defaults: Mapping[str, Any], because: str) -> None:
+        for name, default in defaults.items():
+            found = getattr(self, name)
+            if found != default:
+                shown = "given" if isinstance(found, Mapping) else f"{found!r}"  # modules take more than a line
+                raise ConfigError(f"{name} is {shown}, which does nothing with {because}; leave it out")
+
+    def _check_ignored(self) -> None:
+        """A method may look at labels itself, where below zero is none; the one loss of a whole network does not."""
+        if self.ignore_index is not None and self.ignore_index >= 0 and not METHODS[self.method].is_whole:
+            raise ConfigError(
+                f"ignore_index is {self.ignore_index}; expected a number below 0 with method={self.method!r}, whose "
+                f"layers take labels as they are: give y.masked_fill(y == {self.ignore_index}, {_IGNORED})"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +112,9 @@ class Forward:
         number: The layer's.
         name: Where it begins in the network.
         f: The block.
-        view: What picks from what ``f`` gives what bridges see; None if they see all of it.
+        writers: Its submodules that are to work out of place from the end of the conversion on.
+        gives: What it gives for the sample.
+        view: What picks from that what bridges see; None if they see all of it.
         out: What bridges see, for the sample.
         own: The user's blocks, by their letters.
         pool: The user's, in front of a built bridge.
@@ -100,6 +125,8 @@ class Forward:
     number: int
     name: str
     f: nn.Module
+    writers: Sequence[nn.Module]
+    gives: Tree
     view: nn.Module | None
     out: Tree
     own: Mapping[str, nn.Module]
@@ -111,6 +138,18 @@ class Forward:
     def where(self) -> str:
         """The layer, for messages."""
         return f"layer {self.number} ({self.name!r})"
+
+    def picked(self, pool: Pool | None) -> tuple[list[nn.Module], Tree]:
+        """What gives the features alone: as a pool lays them out, or without their mask; and those of the sample.
+
+        Raises:
+            ConfigError: The pool does not take what ``f`` gives.
+        """
+        before = [] if self.view is None else [self.view]
+        if pool is not None:
+            module = as_module(pool)
+            return [*before, module], tried(f"pool of layer {self.number}", module, self.out, dims=None)
+        return ([*before, Features()], self.out[0]) if padding_of(self.out) is not None else (before, self.out)
 
 
 class Sides(ABC):
@@ -189,30 +228,68 @@ class WholeInput(Sides):
         return recode_side(code_in, code, style=self.how.labels)
 
 
-class EachPlace(Sides):
-    """A target of each place, of one dimension or more (:mod:`pipeal.methods.al.place_codes`).
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where a network answers at each place.
 
-    Args:
-        how: What is asked for.
-        answer: What the network gives for the sample: ``(B, T, C)`` or ``(B, C, H, W)``.
-        layers: How many there are.
-
-    Raises:
-        ConfigError: The answer has no places, or its dimension of classes cannot be told.
+    Attributes:
+        sizes: How many places there are: ``(T,)`` or ``(H, W)``.
+        class_dim: The dimension of the answer that is the classes'.
     """
 
-    def __init__(self, how: Conversion, answer: Tree, layers: int) -> None:
+    sizes: tuple[int, ...]
+    class_dim: int
+
+    @classmethod
+    def of(cls, how: Conversion, answer: Tree) -> Places:
+        """Those of what the network gives for the sample: ``(B, T, C)`` or ``(B, C, H, W)``.
+
+        Raises:
+            ConfigError: The answer has no places, or its dimension of classes cannot be told.
+        """
         answer = answer if padding_of(answer) is None else answer[0]
         if not isinstance(answer, Tensor) or answer.dim() < 3 or not answer.is_floating_point():
             raise ConfigError(
                 f"the model gives {describe(shapes_of(answer))}; expected an answer for each place, floats (B, T, C) "
                 "or (B, C, H, W), for task='per-place'"
             )
+        class_dim = _class_dim(answer, how.outputs) if how.class_dim is None else how.class_dim
+        return cls(tuple(answer.movedim(class_dim, -1).shape[1:-1]), class_dim)
+
+    def read(self, features: Tree, where: str) -> tuple[list[nn.Module], int, list[nn.Module]]:
+        """What puts the features of each place last, how many these are, and what makes as many places of theirs as
+        the answer has, on features or after a linear map alike.
+
+        Raises:
+            ConfigError: They have no places.
+        """
+        dims = len(self.sizes) + 2
+        if not isinstance(features, Tensor) or features.dim() != dims or not features.is_floating_point():
+            layout = "(B, T, D)" if dims == 3 else "(B, D, h, w), places as the model's answers have them"
+            raise ConfigError(
+                f"{where}: no bridge per place for an output of {describe(shapes_of(features))}: expected floats "
+                f"{layout}; pass pool=…, a function from this output to such"
+            )
+        channels = _channel_dim(features, self.sizes, self.class_dim)
+        *found, width = features.movedim(channels, -1).shape[1:]
+        last: list[nn.Module] = [] if channels == -1 else [ChannelsLast(channels)]
+        return last, width, [] if tuple(found) == self.sizes else [Resample(tuple(found), self.sizes)]
+
+
+class EachPlace(Sides):
+    """A target of each place, of one dimension or more (:mod:`pipeal.methods.al.place_codes`).
+
+    Args:
+        how: What is asked for.
+        places: Where the network answers.
+        rows: Of the sample.
+        layers: How many there are.
+    """
+
+    def __init__(self, how: Conversion, places: Places, rows: int, layers: int) -> None:
         # From codes of classes each layer makes others.
-        super().__init__(how, len(answer), how.code or code_width(how.outputs), torch.eye(how.outputs))
-        self.layers = layers
-        self.class_dim = _class_dim(answer, how.outputs) if how.class_dim is None else how.class_dim
-        self.places = tuple(answer.movedim(self.class_dim, -1).shape[1:-1])
+        super().__init__(how, rows, how.code or code_width(how.outputs), torch.eye(how.outputs))
+        self.places, self.layers = places, layers
 
     def label_side(self, layer: Forward) -> AE:
         """``g`` and ``h`` of a layer, which are one weight.
@@ -229,46 +306,31 @@ class EachPlace(Sides):
 
     def encoder_side(self, layer: Forward) -> ENC:
         """``f`` and a bridge to each place."""
-        view, out, own = layer.view, layer.out, layer.own
-        masked = padding_of(out) is not None
+        view, own = layer.view, layer.own
+        masked = padding_of(layer.out) is not None
         mask_at = (view.mask_at if isinstance(view, Features) else 1) if masked else None
-        before: list[nn.Module] = [] if view is None else [view]
-        wanted = (self.rows, *self.places, self.below.shape[-1])
         if "b" in own:
-            tried(f"b of layer {layer.number}", own["b"].to(layer.device), out, wanted)
+            wanted = (self.rows, *self.places.sizes, self.below.shape[-1])
+            tried(f"b of layer {layer.number}", own["b"].to(layer.device), layer.out, wanted)
+            before: list[nn.Module] = [] if view is None else [view]
             return WhichCode(layer.f, nn.Sequential(*before, own["b"]), mask_at)
-        if layer.pool is not None:
-            before.append(as_module(layer.pool))
-            out = tried(f"pool of layer {layer.number}", before[-1], out, dims=None)
-        elif masked:
-            before.append(Features())
-            out = out[0]
-        bridge = nn.Sequential(*before, *self._bridge(layer, out))
+        before, features = layer.picked(layer.pool)
+        bridge = nn.Sequential(*before, *self._bridge(layer, features))
         bridge.to(device=layer.device, dtype=layer.dtype)
         return WhichCode(layer.f, bridge, mask_at)
 
     def _first(self, code: int) -> AE:
-        ignored = _IGNORED if self.how.ignore_index is None else self.how.ignore_index
-        return ClassCodes(self.how.outputs, code, class_dim=self.class_dim, ignore_index=ignored)
+        how = self.how
+        return ClassCodes(how.outputs, code, class_dim=self.places.class_dim, ignore_index=how.ignored)
 
     def _onward(self, code_in: int, code: int) -> AE:
         return OnwardCodes(code_in, code)
 
     def _bridge(self, layer: Forward, features: Tree) -> list[nn.Module]:
         """From features to codes at all places."""
-        dims = len(self.places) + 2
-        if not isinstance(features, Tensor) or features.dim() != dims or not features.is_floating_point():
-            layout = "(B, T, D)" if dims == 3 else "(B, D, h, w), places as the model's answers have them"
-            raise ConfigError(
-                f"{layer.where}: no bridge per place for an output of {describe(shapes_of(features))}: expected floats "
-                f"{layout}; pass pool=…, a function from this output to such"
-            )
-        channels = _channel_dim(features, self.places, self.class_dim)
-        found = features.movedim(channels, -1).shape
-        width = found[-1]
+        modules, width, resampled = self.places.read(features, layer.where)
         answer = nn.Linear(self.how.hidden or width, self.below.shape[-1])
         answers = layer.number == self.layers - 1 and width == self.how.outputs and self.how.hidden is None
-        modules: list[nn.Module] = [] if channels == -1 else [ChannelsLast(channels)]
         if answers and not answer.weight.is_meta:  # the network's own: at first, the way down says the same
             with torch.no_grad():
                 answer.weight.copy_(torch.linalg.pinv(self.below.float() / self.below.shape[-1] ** 0.5))
@@ -277,7 +339,6 @@ class EachPlace(Sides):
             modules.append(nn.LayerNorm(width))
         if self.how.hidden is not None:
             modules += [nn.Linear(width, self.how.hidden), nn.ReLU()]
-        resampled = [] if tuple(found[1:-1]) == self.places else [Resample(tuple(found[1:-1]), self.places)]
         return [*modules, answer, *resampled]
 
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from pipeal.core.errors import ConfigError, name_of
 from pipeal.core.materialize import InitWeights, Origin, check_fillable
 from pipeal.core.weights import Weights
-from pipeal.methods.al.layers import AL
 from pipeal.methods.cutting.encoder import Encoder
 from pipeal.methods.cutting.piece import Piece
+from pipeal.methods.layer import LocalLayer
 
 Network: TypeAlias = nn.Module | Sequence[nn.Module] | Encoder
 
@@ -47,7 +47,7 @@ class Source:
         weights.check(named, on_meta)
         self._name_of = {id(tensor): name for name, tensor in named.items() if name in weights}
 
-    def give(self, layers: Sequence[AL]) -> None:
+    def give(self, layers: Sequence[LocalLayer]) -> None:
         """Tells each layer.
 
         Raises:
