@@ -50,6 +50,7 @@ class FormCosts:
         gradients_bytes: Of theirs.
         optimizer_bytes: What the optimizers keep.
         activation_bytes: What the graphs keep for the backward, of the largest batch looked at.
+        packet_bytes: Per sample, what every layer but the last hands on to the next, padding included.
     """
 
     training_flops: float
@@ -58,6 +59,7 @@ class FormCosts:
     gradients_bytes: int
     optimizer_bytes: int
     activation_bytes: int
+    packet_bytes: float
 
     @property
     def memory_bytes(self) -> int:
@@ -67,12 +69,14 @@ class FormCosts:
     def summary(self) -> dict[str, object]:
         """Every figure, for ``summary.json``."""
         figures = asdict(self)
-        training, inference = figures.pop("training_flops"), figures.pop("inference_flops")
+        per_sample = {f"{name}_per_sample": figures.pop(name) for name in _PER_SAMPLE}
         return {
-            "training_flops_per_sample": training,
-            "inference_flops_per_sample": inference,
+            **per_sample,
             "counted_memory_bytes": {**figures, "all": self.memory_bytes},
         }
+
+
+_PER_SAMPLE = ("training_flops", "inference_flops", "packet_bytes")
 
 
 def form_costs(experiment: Experiment, config: RunConfig) -> FormCosts:
@@ -108,6 +112,8 @@ def form_costs(experiment: Experiment, config: RunConfig) -> FormCosts:
             onward = detach(handed_on[0])
     samples = sum(batch.samples for batch in counted)
     weights = sum(row.parameter_bytes for row in rows)
+    # A packet is taken to be as large as the batch that it is of.
+    sent_of_input = sum(row.out_bytes for row in rows[:-1]) / _elements(whole)
     return FormCosts(
         sum(batch.samples * batch.learning / batch.rows for batch in counted) / samples,
         sum(batch.samples * batch.inference / batch.rows for batch in counted) / samples,
@@ -115,6 +121,7 @@ def form_costs(experiment: Experiment, config: RunConfig) -> FormCosts:
         weights,
         sum(row.optimizer_bytes for row in rows),
         _active_at_once([row.activation_bytes for row in rows], config),
+        sent_of_input * sum(map(_elements, batches)) / sum(map(len, batches)),
     )
 
 
@@ -168,7 +175,11 @@ def first_batches(experiment: Experiment, seed: int) -> Sequence[Batch]:
 
 def largest(batches: Sequence[Batch]) -> Batch:
     """The one with the largest input, padding included."""
-    return max(batches, key=lambda batch: sum(tensor.numel() for tensor in tensors(batch.x)))
+    return max(batches, key=_elements)
+
+
+def _elements(batch: Batch) -> int:
+    return sum(tensor.numel() for tensor in tensors(batch.x))
 
 
 def _countable(precision: Precision, device: torch.device) -> Precision:

@@ -24,7 +24,7 @@ Grid: TypeAlias = dict[str, tuple[Value, ...]]
 MOST_WIDENINGS = 2
 """How often a range grows on either side."""
 
-_TUNABLE = ("model", "train.lr", "train.accumulate", "data.batching", "data.batch_size", "data.augmentation")
+_TUNABLE = ("model", "methods", "train.lr", "train.accumulate", "data.batching", "data.batch_size", "data.augmentation")
 _FIXED = ("model.name", "model.pretrained", "model.vectors", "model.grouping", "data.batching.kind")
 """What is tried may decide how the model is made and trained, but neither which data it is nor how it is read."""
 

@@ -17,11 +17,13 @@ from pipeal.config import LanguageConfig, RunConfig, TextConfig, VisionConfig, f
 from pipeal.core.errors import ConfigError, unknown_name
 from pipeal.core.methods import BASELINE, DEFAULT
 from pipeal.core.names import LANGUAGE, TEXT, VISION
+from pipeal.core.options import EngineOptions
 from pipeal.core.samples import pair_of
-from pipeal.core.tree import batch_size
+from pipeal.core.tree import Tree, batch_size
 from pipeal.engine.devices import fastest_precision
 from pipeal.engine.runner.compiling import check_compile
 from pipeal.engine.runner.parts import UncuttableError, cut, samples_in
+from pipeal.methods.al import ALPackage
 from pipeal.methods.bp_parts import bp_parts
 from pipeal.planning.measure.contention import crowds, measure_contention
 from pipeal.planning.measure.layers import WARM_UP, measure_in_turns
@@ -130,28 +132,15 @@ def measure_model(wanted: Wanted, micro_batches: int | None) -> tuple[Costs, Run
     package = experiment.package(DEFAULT.name, config.train.seed)
     if wanted.crowds and len(package) < 2:
         raise ConfigError("--share-cores: the model has one layer, so that no two stages share cores; leave it out")
-    with closing(experiment.train_batches(config.train.seed)) as feed:
-        batches = [pair_of(batch) for batch in sample_batches(feed, WARM_UP + BATCHES)]
-    samples = [batch_size(x) for x, _ in batches]
-    cuts = _cuts(micro_batches, min(samples))
+    batches = first_pairs(experiment)
     _log.info(f"measuring {config.dataset} {config.model.name} and its form for backpropagation on {kind}, {precision}")
-    parts = bp_parts(list(experiment.package(BASELINE.name, config.train.seed)))
     options = engine_options(config, precision)
+    (layers,), blocks = measure_beside_backprop(experiment, [package], batches, options, device, micro_batches)
     crowding: dict[int, float] = {}
-    layers, *backprop = measure_in_turns(
-        [(package, batches), *((parts, [_micro_batch(batch, number) for batch in batches]) for number in cuts)],
-        options,
-        device=device,
-        rounds=3 if options.compile == "none" else 1,  # each compiles again
-    )
     if wanted.crowds:
         numbers = " and ".join(map(str, crowds(len(package)))) or "no"
         _log.info(f"measuring how much {numbers} stages at once slow each other")
         crowding = measure_contention(package, batches, crowds(len(package)), options=options)
-    blocks = {
-        number: _in_the_mean(rows, backprop[0], samples[WARM_UP:], number)
-        for rows, number in zip(backprop, cuts, strict=True)
-    }
     facts = {
         "dataset": config.dataset,
         "model": config.model.name,
@@ -161,7 +150,55 @@ def measure_model(wanted: Wanted, micro_batches: int | None) -> tuple[Costs, Run
         "matmul": config.engine.matmul,
         **environment(),
     }
-    return Costs(kind, layers, blocks, crowding, fmean(samples), facts), config
+    return Costs(kind, layers, blocks, crowding, fmean(batch_size(x) for x, _ in batches), facts), config
+
+
+def first_pairs(experiment: Experiment) -> list[tuple[Tree, Tree]]:
+    """The first training batches, as many as costs are measured with: some to warm up, and :data:`BATCHES`."""
+    with closing(experiment.train_batches(experiment.config.train.seed)) as feed:
+        return [pair_of(batch) for batch in sample_batches(feed, WARM_UP + BATCHES)]
+
+
+def measure_beside_backprop(
+    experiment: Experiment,
+    packages: Sequence[ALPackage],
+    batches: Sequence[tuple[Tree, Tree]],
+    options: EngineOptions,
+    device: str,
+    micro_batches: int | None = None,
+) -> tuple[list[tuple[LayerCost, ...]], dict[int, tuple[LayerCost, ...]]]:
+    """What layers cost, and the blocks of the same network for backpropagation, in turns.
+
+    Args:
+        experiment: Makes the form for backpropagation.
+        packages: Forms of its model; copies of them are trained.
+        batches: Of :func:`first_pairs`.
+        options: How they will be run.
+        device: Where to measure.
+        micro_batches: Into how many backpropagation is to cut a batch; None for some numbers to choose from.
+
+    Returns:
+        The costs of each package's layers; and by the number of micro-batches, what one of them costs each block.
+
+    Raises:
+        ConfigError: The network is no row of blocks, or a batch cannot be cut into so many.
+    """
+    samples = [batch_size(x) for x, _ in batches]
+    cuts = _cuts(micro_batches, min(samples))
+    parts = bp_parts(list(experiment.package(BASELINE.name, experiment.config.train.seed)))
+    cut_up = [[_micro_batch(batch, number) for batch in batches] for number in cuts]
+    found = measure_in_turns(
+        [*((package, batches) for package in packages), *((parts, pieces) for pieces in cut_up)],
+        options,
+        device=device,
+        rounds=3 if options.compile == "none" else 1,  # each compiles again
+    )
+    forms, backprop = found[: len(packages)], found[len(packages) :]
+    blocks = {
+        number: _in_the_mean(rows, backprop[0], samples[WARM_UP:], number)
+        for rows, number in zip(backprop, cuts, strict=True)
+    }
+    return forms, blocks
 
 
 def _require_measurable(config: RunConfig, device: str, crowds: bool) -> None:

@@ -75,7 +75,7 @@ def check_grid(experiment: Experiment, forms: Sequence[Form], grid: Grid | None 
                 for config in (_trial_config(form, setting), tuned(form.config, setting)):
                     check_effects(config, setting)
                     at_its_length(experiment, config, quiet=True)
-                if any(key.startswith("model.") for key in setting):
+                if any(key.startswith(("model.", "methods.")) for key in setting):
                     for _ in experiment.under(config).layers(form.mode, config.train.seed):
                         pass  # each goes before the next is made
             except ConfigError as error:

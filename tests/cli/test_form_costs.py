@@ -64,7 +64,7 @@ def test_flops_are_a_mean_over_samples_and_memory_is_of_the_largest_batch(mode: 
 
 
 def test_counted_memory_is_all_that_training_holds_at_once() -> None:
-    costs = FormCosts(1.0, 1.0, 1000, 200, 30, 4)
+    costs = FormCosts(1.0, 1.0, 1000, 200, 30, 4, 0.0)
     assert costs.memory_bytes == 1234
     assert costs.summary()["counted_memory_bytes"] == {
         "weights_bytes": 1000, "gradients_bytes": 200, "optimizer_bytes": 30, "activation_bytes": 4, "all": 1234,

@@ -73,7 +73,7 @@ def test_the_table_says_of_which_split_seeds_and_epochs_it_is(
             (1, 1, 0.5, 0.9, 1.0), (1, 2, 0.7, 0.8, 2.0), (2, 1, 0.9, 0.1, 3.0), (2, 2, 0.6, 0.2, 4.0),
         )
     ]  # fmt: skip
-    costs = FormCosts(3e6, 1e6, 2**20, 2**20, 2 * 2**20, 2**20)
+    costs = FormCosts(3e6, 1e6, 2**20, 2**20, 2 * 2**20, 2**20, 0.0)
     one = replace(one, position=replace(one.position, rows=rows), costs=costs, parameters=(5, 2))
     forms = [replace(one, form=Form(name, name.upper(), name, config)) for name in ("al", "bp")]
     show(forms, tmp_path)

@@ -351,7 +351,7 @@ def test_a_run_trains_each_form_with_what_was_chosen_for_it(tmp_path: Path, caps
         (["--tune=train.lr.base=1e-3,,1e-2"], r"--tune train.lr.base: found '1e-3,,1e-2', expected values"),
         (["--tune=train.lr.base=1e-3,0.001"], r"--tune train.lr.base: found 0.001 twice"),
         (["--tune=model.x_hid=8", "--tune=model.x_hid=16"], r"--tune model.x_hid: given twice"),
-        (["--tune=train.epochs=1,2"], r"--tune train.epochs: .* expected a key of model, train.lr"),
+        (["--tune=train.epochs=1,2"], r"--tune train.epochs: .* expected a key of model, methods, train.lr"),
         (["--tune=model.name=lstm"], r"--tune model.name: it says which data is read"),
         (["--tune=train.lr.base=1e-3", "--set=data.held_out=0"], r"--tune: .* but data.held_out is 0"),
         (["--tune-epochs=3"], r"--tune-epochs: found without --tune"),

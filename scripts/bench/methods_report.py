@@ -1,0 +1,353 @@
+"""What methods.py found: tables of what was learnt and what it costs, and a picture of both.
+
+    python scripts/bench/methods_report.py FILE [FILE …] [--plot FILE]
+
+Files of the same data, model and budget are put together; others have a table, and a row of the picture, of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import cos, pi, sin, sqrt, tan
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from methods_rows import RATE, Facts, Row, best_try, cost_key, joined, key_of, read_table, row_of, seeds_of, tries
+
+from pipeal.core.methods import BASELINE, METHODS
+from pipeal.reporting.figures import COLOURS, LEGEND, finish, new_figure, save
+from pipeal.reporting.tables import Cell, print_table
+from pipeal.training.metric import MeanSd
+
+MIB = 2**20
+SURE = 0.95
+"""So sure is an interval to hold the mean."""
+
+_ABOUT_RESULTS = f"""\
+test: of the epoch that is best on held-out samples, mean ± sd over seeds (a text's loss is that of all of it); over BP:
+{{}}, the mean difference of the same seeds, and its {SURE:.0%} interval (t); edge: the best rate is the lowest or the
+highest that was tried"""
+
+_ABOUT_COSTS = """\
+per sample: FLOPs of training and of an answer, and what parts hand on to the next (of BP with its gradients); MiB:
+counted, on one device with the activations of one part, and of the fullest of as many devices as parts (K); ms: of a
+batch, on one device, and forecast for K with links that take no time (BP at its fastest, with micro-batches), and over
+BP in the same turns"""
+
+_STYLES = ("-", "--", ":", "-.")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", type=Path, nargs="+", help="what methods.py wrote")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="also draw the picture there")
+    options = parser.parse_args(arguments)
+    report(options.files, options.plot)
+
+
+def report(files: Iterable[Path], plot: Path | None) -> None:
+    """Prints all of it, and draws what a picture is wanted of."""
+    tables = [Found(table) for table in joined(map(read_table, files))]
+    for table in tables:
+        show(table)
+    if plot is not None:
+        draw(tables, plot)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A contestant in so many parts: a line of a table.
+
+    Attributes:
+        name: Of the contestant.
+        parts: Into how many it is divided; None for one that is trained as a whole.
+        tries: Its tries.
+        chosen: The best of these; None where all diverged.
+        by_seed: Its trainings with that setting; those that diverged have no figure.
+    """
+
+    name: str
+    parts: int | None
+    tries: list[Row]
+    chosen: Row | None
+    by_seed: dict[int, Row]
+
+    @property
+    def figures(self) -> dict[int, float]:
+        """By seed, the test figure of the epoch that was chosen."""
+        return {seed: row.test for seed, row in self.by_seed.items() if row.test is not None}
+
+
+class Found:
+    """A table, by contestant and parts.
+
+    Args:
+        table: As it stands in the file.
+    """
+
+    def __init__(self, table: Facts) -> None:
+        self.of, self.costs, self.times = table["of"], table["costs"], table["times"]
+        self.rows = [row_of(row) for row in table["rows"]]
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether it is measured by a loss; else by accuracies."""
+        return bool(self.of["measure"] == "loss")
+
+    @property
+    def title(self) -> str:
+        """What it is of."""
+        of, config = self.of, self.of["config"]
+        width = f", width {config['model.width']:g}" if "model.width" in config else ""
+        limit = f", {of['data']['train_samples']:,} training samples" if of["limit_train"] else ""
+        return f"{of['dataset']} {of['model']}{width}{limit}, {of['epochs']} epochs of BP, equal {of['budget']}"
+
+    @cached_property
+    def lines(self) -> list[Line]:
+        """Every contestant in every number of parts: first those that are trained as a whole, and of the others those
+        in the fewest parts."""
+        order = list(METHODS)
+
+        def place(pair: tuple[str, int | None]) -> tuple[int, int, str]:
+            name, parts = pair
+            return parts or 0, order.index(_method(name)), name
+
+        pairs = dict.fromkeys((row.name, row.parts) for row in self.rows)
+        return [self._line(*pair) for pair in sorted(pairs, key=place)]
+
+    def _line(self, name: str, parts: int | None) -> Line:
+        chosen = best_try(self.rows, name, parts, is_loss=self.is_loss)
+        by_seed = {} if chosen is None else seeds_of(self.rows, chosen)
+        return Line(name, parts, tries(self.rows, name, parts), chosen, by_seed)
+
+    @property
+    def baseline(self) -> Line | None:
+        """BP, which the others are held against."""
+        return next((line for line in self.lines if line.name == BASELINE.name), None)
+
+    def beside(self, parts: int) -> list[Line]:
+        """Those in so many parts, and those in none."""
+        return [line for line in self.lines if line.parts in (None, parts)]
+
+    @property
+    def parts(self) -> list[int]:
+        """The numbers of parts that there are."""
+        return sorted({line.parts for line in self.lines if line.parts is not None})
+
+    def cost(self, line: Line) -> Facts:
+        """By counting; empty where it is not known."""
+        found: Facts = {} if line.chosen is None else self.costs.get(self._cost_key(line), {})
+        return found
+
+    def time(self, line: Line, devices: int) -> Facts:
+        """By the clock, and forecast for so many devices; empty where it was not measured."""
+        found: Facts = {} if line.chosen is None else self.times.get(key_of(self._cost_key(line), devices), {})
+        return found
+
+    def _cost_key(self, line: Line) -> str:
+        assert line.chosen is not None
+        return cost_key(line.name, line.parts, line.chosen.setting)
+
+
+def _method(name: str) -> str:
+    return name.split()[0]
+
+
+def show(found: Found) -> None:
+    """Prints it."""
+    for facts in {key_of(row.machine): row.machine for row in found.rows}.values():
+        print("  ".join(f"{key} {value}" for key, value in facts.items()))
+    print_table(found.title, *_columns(_results(found)))
+    print(_ABOUT_RESULTS.format("nats per character" if found.is_loss else "points of accuracy"))
+    print_table("costs", *_columns(_costs(found)))
+    print(_ABOUT_COSTS)
+    for facts in {key_of(time["machine"], time["load"]): time for time in found.times.values()}.values():
+        told = "  ".join(f"{key} {value}" for key, value in facts["machine"].items())
+        print(f"times: {told}  load {facts['load']:.1f}")
+
+
+def _columns(rows: Iterable[dict[str, Cell]]) -> tuple[list[str], list[list[Cell]]]:
+    rows = list(rows)
+    return list(rows[0]) if rows else [], [list(row.values()) for row in rows]
+
+
+def _results(found: Found) -> Iterator[dict[str, Cell]]:
+    """What each line has learnt."""
+    baseline = found.baseline
+    for line in found.lines:
+        chosen = line.chosen
+        rate = None if chosen is None else chosen.setting.get("train.lr.base")
+        options = {} if chosen is None else {key: value for key, value in chosen.setting.items() if RATE not in key}
+        yield {
+            "method": _method(line.name),
+            "parts": line.parts,
+            "rate": None if rate is None else f"{rate:g}",
+            "options": " ".join(f"{key}={value}" for key, value in options.items()),
+            "tries": f"{len(line.tries)}{', edge' if _is_at_edge(line) else ''}",
+            "epochs": _epochs(line, found),
+            "seeds": _seeds(line),
+            "test": str(MeanSd.of(line.figures.values())) if line.figures else "diverged" if chosen is None else None,
+            "over BP": _over(line, baseline, 1.0 if found.is_loss else 100.0),
+            "train TFLOPs": _total_flops(line, found),
+        }
+
+
+def _costs(found: Found) -> Iterator[dict[str, Cell]]:
+    """What each line costs, beside BP on as many devices."""
+    baseline = found.baseline
+    of_bp = {} if baseline is None else found.cost(baseline)
+    for parts in found.parts or [1]:
+        for line in found.beside(parts):
+            cost, time = found.cost(line), found.time(line, parts)
+            between = time.get("between_parts_bytes") if line.parts is None else cost.get("packet_bytes_per_sample")
+            yield {
+                "method": line.name,
+                "parts": parts,
+                "train MFLOPs": _per(cost.get("training_flops_per_sample"), 1e6),
+                "over BP": _times(cost, of_bp, "training_flops_per_sample"),
+                "infer MFLOPs": _per(cost.get("inference_flops_per_sample"), 1e6),
+                "parameters": _count(cost.get("inference_parameters")),
+                "training only": _count(cost.get("training_only_parameters")),
+                "MiB": _per(cost.get("counted_memory_bytes", {}).get("all"), MIB),
+                "MiB of K": _per(time.get("forecast_device_bytes"), MIB),
+                "KiB between": _per(between, 2**10),
+                "ms": _per(time.get("batch_s"), 1e-3),
+                "ms / BP": _ratio(time.get("batch_s"), time.get("bp_batch_s")),
+                "ms on K": _per(time.get("forecast_s"), 1e-3),
+                "on K / BP": _ratio(time.get("forecast_s"), time.get("bp_forecast_s")),
+            }
+
+
+def _per(value: float | None, unit: float) -> float | None:
+    return None if value is None else float(value) / unit
+
+
+def _count(value: int | None) -> str | None:
+    return None if value is None else f"{value:,}"
+
+
+def _ratio(value: float | None, other: float | None) -> str | None:
+    return f"{value / other:.2f}×" if value and other else None
+
+
+def _times(cost: Facts, other: Facts, key: str) -> str | None:
+    return _ratio(cost.get(key), other.get(key))
+
+
+def _is_at_edge(line: Line) -> bool:
+    """Whether a further rate might have been better still."""
+    rates = sorted({float(str(row.setting["train.lr.base"])) for row in line.tries if "train.lr.base" in row.setting})
+    chosen = None if line.chosen is None else line.chosen.setting.get("train.lr.base")
+    return len(rates) > 1 and chosen in (rates[0], rates[-1])
+
+
+def _epochs(line: Line, found: Found) -> str | None:
+    """Those of a whole pass over the data that its batches come to."""
+    row = next(iter(line.by_seed.values()), None)
+    return None if row is None else f"{row.epochs * row.batches / found.of['batches']:.3g}"
+
+
+def _seeds(line: Line) -> str:
+    """How many there are, and how many of these diverged."""
+    diverged = len(line.by_seed) - len(line.figures)
+    return f"{len(line.by_seed)}" + (f", {diverged} diverged" if diverged else "")
+
+
+def _total_flops(line: Line, found: Found) -> float | None:
+    """Of one training, in 1e12."""
+    per_sample, row = found.cost(line).get("training_flops_per_sample"), next(iter(line.by_seed.values()), None)
+    return None if per_sample is None or row is None else per_sample * row.samples / 1e12
+
+
+def _over(line: Line, baseline: Line | None, unit: float) -> str | None:
+    """The mean difference to BP of the seeds that both have, and its interval."""
+    if baseline is None or baseline is line:
+        return None
+    shared = sorted({*line.figures} & {*baseline.figures})
+    if not shared:
+        return None
+    mean, sides = paired([unit * (line.figures[seed] - baseline.figures[seed]) for seed in shared])
+    form: Callable[[float], str] = "{:+.2f}".format if unit > 1 else "{:+.4f}".format
+    return form(mean) if sides is None else f"{form(mean)} ({form(sides[0])} to {form(sides[1])})"
+
+
+def paired(differences: Sequence[float]) -> tuple[float, tuple[float, float] | None]:
+    """The mean of differences of pairs, and the two sides of its interval; None of a single pair.
+
+    >>> mean, (low, high) = paired([1.0, 2.0, 3.0])
+    >>> mean, round(low, 3), round(high, 3)
+    (2.0, -0.484, 4.484)
+    """
+    mean, count = fmean(differences), len(differences)
+    if count < 2:
+        return mean, None
+    half = student_t(count - 1) * stdev(differences) / sqrt(count)
+    return mean, (mean - half, mean + half)
+
+
+def student_t(freedom: int, sure: float = SURE) -> float:
+    """The value that the absolute value of Student's t stays below so surely, by halving.
+
+    >>> [round(student_t(freedom), 3) for freedom in (1, 2, 4, 7, 30)]
+    [12.706, 4.303, 2.776, 2.365, 2.042]
+    """
+    low, high = 0.0, pi / 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if _within(middle, freedom) > sure else (middle, high)
+    return sqrt(freedom) * tan(low)
+
+
+def _within(angle: float, freedom: int) -> float:
+    """The probability that t is within ``± sqrt(freedom) · tan(angle)``: Abramowitz and Stegun, 26.7.3 and 26.7.4."""
+    term, total = cos(angle) ** (freedom % 2), 0.0
+    for power in range(freedom % 2, freedom - 1, 2):
+        total += term
+        term *= cos(angle) ** 2 * (power + 1) / (power + 2)
+    return (angle + sin(angle) * total) * 2 / pi if freedom % 2 else sin(angle) * total
+
+
+def draw(tables: Sequence[Found], path: Path) -> None:
+    """A picture of test figures over FLOPs of training: a row of panels for each table, one for each number of parts.
+
+    A line goes through the epochs, in the mean over seeds; its dot is the figure that the table has, ± sd, at what the
+    whole training took. On the way the learning rate is still high: a shorter training would end higher than the line.
+    """
+    tables = [table for table in tables if table.parts]
+    wide = max(len(table.parts) for table in tables)
+    figure = new_figure(5.2 * wide, 4.0 * len(tables) + 0.3, "Test figures over FLOPs of training")
+    panels = figure.subplots(len(tables), wide, squeeze=False)
+    names = list(dict.fromkeys(line.name for table in tables for line in table.lines))
+    for row, table in zip(panels, tables, strict=True):
+        for panel, parts in zip(row, table.parts, strict=False):
+            for line in table.beside(parts):
+                _draw_line(panel, table, line, names.index(line.name))
+            what = "loss, nats" if table.is_loss else "accuracy"
+            finish(panel, f"{table.of['dataset']} {table.of['model']}, {parts} parts", "TFLOPs of training", what)
+            panel.legend(**LEGEND)
+        for panel in row[len(table.parts) :]:
+            panel.set_visible(False)
+    save(figure, path)
+
+
+def _draw_line(panel: Any, table: Found, line: Line, number: int) -> None:
+    """A line of a panel, and its dot; nothing where no seed was trained yet."""
+    total, rows = _total_flops(line, table), [row for row in line.by_seed.values() if row.best is not None]
+    if total is None or not rows:
+        return
+    colour, style = COLOURS[number % len(COLOURS)], _STYLES[number // len(COLOURS) % len(_STYLES)]
+    each = [[test for _, test in row.measured if test is not None] for row in rows]
+    means = [fmean(tests) for tests in zip(*each, strict=True)]
+    at = [total * (epoch + 1) / len(means) for epoch in range(len(means))]
+    panel.plot(at, means, style, color=colour, linewidth=1.1, alpha=0.7)
+    reported = MeanSd.of(line.figures.values())
+    dot = {"fmt": "o", "color": colour, "markersize": 5, "capsize": 3, "label": line.name}
+    panel.errorbar([total], [reported.mean], yerr=reported.sd or 0.0, **dot)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,312 @@
+"""The table of methods: equal tries, equal budgets, paired differences, and a file that goes on where it was left."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from importlib import import_module
+from pathlib import Path
+from statistics import NormalDist
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeal.core.errors import ConfigError, DataError
+from pipeal.engine import Pipeline
+from pipeal.models import CharDims, build_charlm
+
+BENCH = Path(__file__).parents[1] / "scripts" / "bench"
+BENCHED = ("methods_rows", "methods_costs", "methods_report", "methods")
+
+SMALL = [
+    *("--model", "lstm", "--parts", "2", "--threads", "1", "--precision", "fp32", "--limit-train", "40"),
+    *("--set", "model.embedding_dim=4", "--set", "model.x_hid=4", "--set", "model.y_hid=4"),
+    *("--epochs", "2", "--try-epochs", "1", "--tries", "1e-3,3e-3", "--methods", "al,bp,greedy"),
+]
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[dict[str, ModuleType]]:
+    sys.path.insert(0, str(BENCH))
+    try:
+        yield {name: import_module(name) for name in BENCHED}
+    finally:
+        sys.path.remove(str(BENCH))
+        for name in BENCHED:
+            sys.modules.pop(name)
+
+
+def kept(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def told(row: dict[str, Any]) -> tuple[Any, ...]:
+    return row["kind"], row["name"], row["parts"], row["setting"]["train.lr.base"], row["seed"]
+
+
+def test_a_table_goes_on_with_the_rows_that_it_has_not(
+    bench: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "found.json"
+    trained, calls = bench["methods"].trained, list[tuple[Any, ...]]()
+
+    class OffError(Exception):
+        pass
+
+    def counted(*what: Any) -> Any:
+        if len(calls) == 7:
+            raise OffError
+        calls.append(what)
+        return trained(*what)
+
+    monkeypatch.setattr(bench["methods"], "trained", counted)
+    options = [*SMALL, "--json", str(path)]
+    with pytest.raises(OffError):
+        bench["methods"].main(options)
+    before = kept(path)["rows"]
+    assert len(before) == 7
+    monkeypatch.setattr(bench["methods"], "trained", trained)
+    bench["methods"].main([*options, "--seeds", "2", "--plot", str(tmp_path / "found.png")])
+    rows = kept(path)["rows"]
+    assert [row for row in before if row not in rows] == []  # what was there is as it was, seconds and all
+    tried = [("try", *of, rate, 1000) for of in (("al", 2), ("bp", None), ("greedy", 2)) for rate in (1e-3, 3e-3)]
+    assert sorted(map(str, map(told, rows))) == sorted(
+        map(str, [*tried, *(told(row) for row in rows if row["kind"] == "seed")])
+    )
+    assert [(row["name"], row["seed"]) for row in rows if row["kind"] == "seed"] == [
+        (name, seed) for name in ("al", "bp", "greedy") for seed in (0, 1)
+    ]
+    for row in rows:
+        looked_at = [test is not None for _, test in row["measured"]]
+        assert set(looked_at) == {row["kind"] == "seed"}  # a try never sees the test samples
+    out = capsys.readouterr().out
+    assert "| greedy |     2 |" in out
+    assert (tmp_path / "found.png").stat().st_size > 1000
+
+    monkeypatch.setattr(bench["methods"], "trained", None)  # nothing is left to do
+    bench["methods"].main([*options, "--seeds", "2"])
+    assert kept(path)["rows"] == rows
+    elsewhere = tmp_path / "elsewhere.json"
+    bench["methods"].main([*SMALL, "--seeds", "2", "--json", str(elsewhere), "--merge", str(path)])
+    assert kept(elsewhere)["rows"] == rows
+    with pytest.raises(SystemExit, match="2"):
+        bench["methods"].main([*options, "--set", "model.dropout=0.1"])
+    assert "has model.dropout" in capsys.readouterr().err
+
+
+def test_one_process_writes_a_table(bench: dict[str, ModuleType], tmp_path: Path) -> None:
+    Table = bench["methods_rows"].Table
+    path = tmp_path / "found.json"
+    with Table(path, {"budget": "steps"}) as table:
+        with pytest.raises(DataError, match="another process writes it"):
+            Table(path, {"budget": "steps"})
+        table.write()
+    with pytest.raises(DataError, match="has budget steps, where flops is wanted"), Table(path, {"budget": "flops"}):
+        pass
+    path.write_text("{}", encoding="utf-8")
+    with pytest.raises(DataError, match="expected a file that methods.py wrote"):
+        bench["methods_report"].main([str(path)])
+
+
+def test_budgets_of_time_go_by_the_times_of_one_machine(bench: dict[str, ModuleType], tmp_path: Path) -> None:
+    Table = bench["methods_rows"].Table
+    here, there = tmp_path / "here.json", tmp_path / "there.json"
+    for path, seconds in ((here, 1.0), (there, 2.0)):
+        with Table(path, {"budget": "time"}) as table:
+            table.times["al"] = {"batch_s": seconds}
+            table.write()
+    with Table(here, {"budget": "time"}) as table, pytest.raises(DataError, match="begin there with a copy"):
+        table.merge(there)
+
+
+def config_of(bench: dict[str, ModuleType], *more: str) -> Any:
+    return bench["methods"].opened(bench["methods"].parsed([*SMALL, *more])).config
+
+
+def test_all_have_as_many_tries(bench: dict[str, ModuleType]) -> None:
+    methods, of = bench["methods"], bench["methods_rows"].Contestant.of
+    config = config_of(bench)
+    contestants = [of("al"), of("al model.dropout=0.1"), of("bp")]
+    own = [["al", "train.lr.base=1e-3,3e-3", "model.y_hid=4,8"]]
+    found = methods.tries_of(contestants, "1e-4,3e-4,1e-3,3e-3", own, config)
+    assert [form.setting for form in found["al"]] == [
+        {"train.lr.base": rate, "model.y_hid": wide} for rate in (1e-3, 3e-3) for wide in (4, 8)
+    ]
+    assert {len(forms) for forms in found.values()} == {4}
+    assert all(form.setting["model.dropout"] == 0.1 for form in found["al model.dropout=0.1"])
+    with pytest.raises(ConfigError, match=r"unequal numbers of tries \(al 4, al model.dropout=0.1 3, bp 3\)"):
+        methods.tries_of(contestants, "1e-4,3e-4,1e-3", own, config)
+    with pytest.raises(ConfigError, match="--tries-of 'greedy': expected a contestant"):
+        methods.tries_of(contestants, "1e-3", [["greedy", "train.lr.base=1e-3"]], config)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--methods", "al,best"], "unknown method 'best'"),
+        (["--parts", "9"], "al in 9 parts: parts is 9; expected 1 to"),
+        (["--try-seed", "0"], "--try-seed: found 0, which is one to report"),
+        (["--set", "data.held_out=0"], "held_out is 0"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_trained(
+    bench: dict[str, ModuleType],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    message: str,
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        bench["methods"].main([*SMALL, *options, "--json", str(tmp_path / "found.json")])
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "found.json").exists()
+
+
+@given(epochs=st.floats(0.05, 40), batches=st.integers(20, 500))
+def test_a_budget_is_spent(bench: dict[str, ModuleType], epochs: float, batches: int) -> None:
+    whole, each = bench["methods_rows"].length(epochs, batches)
+    assert 1 <= each <= batches
+    assert whole <= max(1, epochs + 1)
+    wanted = epochs * batches
+    assert wanted * (1 - bench["methods_rows"].SPARED) - whole <= whole * each <= wanted + whole / 2 + 1
+
+
+def test_dearer_methods_train_on_fewer_batches(bench: dict[str, ModuleType], tmp_path: Path) -> None:
+    methods, rows = bench["methods"], bench["methods_rows"]
+    al, bp = (methods.Form(rows.Contestant.of(name), parts, {}) for name, parts in (("al", 2), ("bp", None)))
+    for budget, wanted in (("steps", (10, 60)), ("flops", (5, 60)), ("time", (4, 60))):
+        with rows.Table(tmp_path / f"{budget}.json", {"budget": budget}) as table:
+            table.costs = {al.key: {"training_flops_per_sample": 6.0}, bp.key: {"training_flops_per_sample": 3.0}}
+            table.times = {methods.Bench.time_key(al, 2): {"batch_s": 2.5, "bp_batch_s": 1.0}}
+            table.times[methods.Bench.time_key(bp, 2)] = {"batch_s": 1.1, "bp_batch_s": 1.0}  # measured twice
+            found = methods.Bench(None, table, {}, [2], 60)
+            assert found.length(al, 10) == wanted
+            assert found.length(bp, 10) == (10, 60)
+
+
+def test_shortened_epochs_are_the_beginning_of_whole_ones(bench: dict[str, ModuleType]) -> None:
+    experiment = bench["methods"].opened(bench["methods"].parsed([*SMALL, "--set", "data.batching.budget_tokens=64"]))
+    whole, short = experiment.train_batches(0), bench["methods"].FirstBatches(experiment.train_batches(0), 3)
+    assert len(whole) > 4
+    assert len(short) == 3
+    for epoch, first in ((0, 0), (1, 2)):
+        whole.set_epoch(epoch)
+        short.set_epoch(epoch, first)
+        assert [batch.indices for batch in short] == [batch.indices for batch in whole][first:3]
+
+
+def test_a_part_of_the_training_samples_and_nothing_else_is_less(bench: dict[str, ModuleType]) -> None:
+    methods = bench["methods"]
+    less = methods.opened(methods.parsed(SMALL))
+    whole = methods.opened(methods.parsed([*SMALL, "--limit-train", "100000"]))
+    assert len(less.train) == less.facts["train_samples"] == 40 < len(whole.train)
+    assert (less.held.fingerprint, less.test.fingerprint) == (whole.held.fingerprint, whole.test.fingerprint)
+    assert less.facts["fingerprint"] != whole.facts["fingerprint"]
+
+
+def made(bench: dict[str, ModuleType], kind: str, name: str, seed: int, test: float, rate: float = 1e-3) -> Any:
+    parts = None if name == "bp" else 4
+    measured = [(0.5, 0.9), (test, test), (0.6, 0.1)]  # the best by held-out samples is the second
+    setting = {"train.lr.base": rate}
+    return bench["methods_rows"].Row(kind, name, parts, setting, seed, 3, 10, measured, 1, samples=300, seconds=1.0)
+
+
+def table_of(bench: dict[str, ModuleType], rows: list[Any]) -> dict[str, Any]:
+    of = {"dataset": "d", "model": "m", "measure": "accuracy", "budget": "steps", "epochs": 3, "limit_train": None}
+    costs = {
+        bench["methods_rows"].cost_key(name, parts, {}): {
+            "training_flops_per_sample": flops,
+            "inference_flops_per_sample": 1e6,
+            "packet_bytes_per_sample": 2048.0,
+            "counted_memory_bytes": {"all": 2**20},
+            "inference_parameters": 7,
+            "training_only_parameters": 3,
+        }
+        for name, parts, flops in (("bp", None, 2e9), ("al", 4, 3e9))
+    }
+    whole = {**of, "batches": 10, "config": {}, "data": {}}
+    return {"of": whole, "rows": [asdict(row) for row in rows], "costs": costs, "times": {}}
+
+
+def test_the_report_has_the_best_try_and_pairs_of_seeds(
+    bench: dict[str, ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        made(bench, "try", "al", 9, 0.7, 1e-3),
+        made(bench, "try", "al", 9, 0.8, 3e-3),
+        made(bench, "try", "bp", 9, 0.8),
+        *(made(bench, "seed", "al", seed, test, 3e-3) for seed, test in ((0, 0.71), (1, 0.74), (2, 0.62))),
+        made(bench, "seed", "al", 0, 0.99, 1e-3),  # not what was chosen
+        *(made(bench, "seed", "bp", seed, test) for seed, test in ((0, 0.70), (1, 0.70))),
+    ]
+    path = tmp_path / "found.json"
+    path.write_text(json.dumps(table_of(bench, rows)), encoding="utf-8")
+    bench["methods_report"].main([str(path)])
+    out = capsys.readouterr().out
+    (al,) = (line for line in out.splitlines() if line.startswith("| al") and "0.003" in line)
+    # 1 and 4 points: 2.5 ± 12.706 · (3 / √2) / √2; the third seed of AL has no partner.
+    cells = [cell.strip() for cell in al.strip("| ").split("|")]
+    assert cells == ["al", "4", "0.003", "", "2, edge", "3", "3", "0.6900 ± 0.0624", "+2.50 (-16.56 to +21.56)",
+                     "0.9000"]  # fmt: skip
+    (bp,) = (line for line in out.splitlines() if line.startswith("| bp") and "0.7000 ± 0.0000" in line)
+    assert "| 1 " in bp  # tries
+    (cost,) = (line for line in out.splitlines() if line.startswith("| al") and "1.50×" in line)
+    assert [cell.strip() for cell in cost.strip("| ").split("|")][:10] == [
+        "al", "4", "3000", "1.50×", "1.0000", "7", "3", "1.0000", "-", "2.0000",
+    ]  # fmt: skip
+
+
+def test_files_of_the_same_are_joined_and_others_stand_apart(bench: dict[str, ModuleType]) -> None:
+    one = table_of(bench, [made(bench, "seed", "al", 0, 0.5)])
+    other = table_of(bench, [made(bench, "seed", "al", 0, 0.6), made(bench, "seed", "al", 1, 0.7)])
+    apart = table_of(bench, [])
+    apart["of"] = {**apart["of"], "epochs": 4}
+    joined = bench["methods_rows"].joined([one, apart, other])
+    assert sorted(len(table["rows"]) for table in joined) == [0, 2]
+    assert {row.test for table in joined for row in table["rows"]} == {0.5, 0.7}  # the first file's, where both have it
+
+
+def test_a_try_that_diverged_is_not_chosen(bench: dict[str, ModuleType]) -> None:
+    rows, nan = bench["methods_rows"], float("nan")
+    assert rows.best_epoch([nan, 0.2, nan], is_loss=True) == 1
+    assert rows.best_epoch([3.0, 2.0, 2.0], is_loss=True) == 1
+    broken = replace(made(bench, "try", "al", 9, 0.9), best=None, failed="diverged")
+    good = made(bench, "try", "al", 9, 0.7, 3e-3)
+    assert rows.best_try([broken, good], "al", 4, is_loss=False) == good
+    assert rows.best_try([broken], "al", 4, is_loss=False) is None
+    low = made(bench, "try", "al", 9, 0.2, 1e-2)
+    assert rows.best_try([good, low], "al", 4, is_loss=True) == low
+
+
+@given(freedom=st.integers(1, 60), sure=st.sampled_from([0.5, 0.9, 0.95, 0.99]))
+def test_student_t_holds_as_often_as_it_says(bench: dict[str, ModuleType], freedom: int, sure: float) -> None:
+    """Its density, summed up between the two sides."""
+    t = bench["methods_report"].student_t(freedom, sure)
+    x = torch.linspace(0, t, 200_001, dtype=torch.float64)
+    half = torch.tensor(freedom / 2, dtype=torch.float64)
+    scale = torch.exp(torch.lgamma(half + 0.5) - torch.lgamma(half)) / (freedom * torch.pi) ** 0.5
+    density = scale * (1 + x * x / freedom) ** (-(freedom + 1) / 2)
+    assert float(2 * torch.trapezoid(density, x)) == pytest.approx(sure, abs=1e-6)
+    assert t > NormalDist().inv_cdf(0.5 + sure / 2)
+
+
+def test_the_loss_of_a_text_is_that_of_all_its_characters(bench: dict[str, ModuleType]) -> None:
+    torch.manual_seed(0)
+    dims = CharDims(block=8, width=8, heads=2, layers=2, dropout=0.0)
+    model = build_charlm("al", 5, dims=dims)
+    text = torch.randint(5, (8 * 70 + 6,), dtype=torch.uint8)  # more blocks than a batch has, and a shorter one
+    with Pipeline(model, ["cpu"], "sequential") as pipe:
+        found = bench["methods"].text_loss(pipe, text, 8)
+        losses = []
+        for first in range(0, len(text) - 1, 8):
+            x, y = text[first : first + 8].long(), text[first + 1 : first + 9].long()
+            (logits,) = pipe.predict_each([x[: len(y)].unsqueeze(0)])
+            losses += torch.nn.functional.cross_entropy(logits[0], y, reduction="none").tolist()
+    assert len(losses) == len(text) - 1
+    assert found == pytest.approx(sum(losses) / len(losses), abs=1e-5)
