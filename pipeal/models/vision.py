@@ -207,16 +207,23 @@ def image_units(dims: VisionDims, row: Iterable[tuple[Build, int, int]]) -> list
     units: list[Unit] = []
     features = _image(dims.channels, dims.size)
     for build, published, stride in row:
-        channels = dims.widened(published)
+        channels, side = dims.widened(published), features.shape[-1]
 
         def fresh(
-            given: Tree, width: float, build: Build = build, channels: int = channels, stride: int = stride
+            given: Tree,
+            width: float,
+            build: Build = build,
+            channels: int = channels,
+            side: int = side,
+            by: int = stride,
         ) -> tuple[nn.Module, Tree]:
+            # Units may lie between that shrink the image: at full size, a block of 512 channels costs 64 times as much.
+            pooled = [nn.MaxPool2d(given.shape[-1] // side)] if given.shape[-1] > side else []
             after = max(1, round(channels * width))
-            return in_a_row(build(_channels(given), after)), _image(after, given.shape[-1] // stride)
+            return in_a_row([*pooled, *build(_channels(given), after)]), _image(after, side // by)
 
         make = partial(build, _channels(features), channels)
-        features = _image(channels, features.shape[-1] // stride)
+        features = _image(channels, side // stride)
         units.append(Unit(make, features, fresh if units else None))
     return units
 
