@@ -80,7 +80,8 @@ def maker_of(name: str) -> Models:
         return TextModels(text, 30, 3, 0, [2, 9] if name == "lstm" else [], VECTORS)
     if name == "charlm":
         return LanguageModels(load_config(LanguageConfig, values={"model": CHARLM}), 11)
-    return VisionModels(load_config(VisionConfig, values={"model": {"name": name, **VISION}}), 4)
+    narrow = {"deinforeg": {"width": 16}}
+    return VisionModels(load_config(VisionConfig, values={"model": {"name": name, **VISION}, "methods": narrow}), 4)
 
 
 def shapes_of(layer: TrainableLayer) -> dict[str, Any]:

@@ -224,6 +224,14 @@ def test_it_has_one_learning_rate() -> None:
         (vision.command, ("toyimages", "vgg", *IMAGES, "--epochs=1"), "greedy", (1, 1)),
         # With more than a label in its targets, and other losses in its last layer.
         (vision.command, ("toyimages", "vgg", *IMAGES, "--epochs=1"), "infopro", (1, 1)),
+        # With batch norm beside its blocks.
+        pytest.param(
+            vision.command,
+            ("toyimages", "vgg", *IMAGES, "--epochs=1", "--set=methods.deinforeg.width=16"),
+            "deinforeg",
+            (1, 1),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_run_is_ended_taken_up_measured_and_reported(

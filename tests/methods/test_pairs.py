@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import product
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from pipeal import Pipeline
-from pipeal.cli import text, vision
-from pipeal.engine import SCHEDULES
 from pipeal.methods import make_layers
 from pipeal.methods.deinforeg import Terms
 from pipeal.methods.layer import LocalLayer
@@ -21,9 +17,6 @@ from pipeal.methods.pairs import directions
 from pipeal.methods.predsim import Similarity
 from pipeal.methods.scpl import Contrast
 from pipeal.models import Transformer
-from tests.cli.running import run_command
-from tests.integration.law import left_behind
-from tests.integration.test_resume import IMAGES, SMALL, Stopping, assert_same
 from tests.methods.test_greedy import NAMES, TEXT, batches, built
 
 METHODS = ("predsim", "scpl", "deinforeg")
@@ -39,21 +32,6 @@ pytestmark = pytest.mark.usefixtures("one_thread", "cheap_runs")
 def told(loss: nn.Module, vectors: Tensor, y: Tensor) -> Tensor:
     """All terms of a loss."""
     return torch.stack(torch.utils._pytree.tree_leaves(loss(vectors, y)))
-
-
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", NAMES)
-def test_a_layers_losses_reach_no_other_layer(name: str, method: str) -> None:
-    package = built(name, method)
-    ((x, y),) = batches(name, 1)
-    x = x.requires_grad_() if x.is_floating_point() else x
-    for trained in range(len(package)):
-        package(x, y)
-        package[trained].backward()
-        for number, layer in enumerate(package):
-            has_gradient = [weights.grad is not None for weights in layer.parameters()]
-            assert all(has_gradient) if number == trained else not any(has_gradient)
-        package.zero_grad()
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -155,34 +133,6 @@ def test_padding_changes_no_loss(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", ["transformer", "vgg", pytest.param("charlm", marks=pytest.mark.slow)])
-def test_every_schedule_leaves_what_sequential_leaves(name: str, method: str) -> None:
-    expected = left_behind(built(name, method), batches(name), "sequential", 1)
-    assert all(tensor.isfinite().all() for tensor in expected)
-    for schedule, stages in product(SCHEDULES, (1, 2)):
-        found = left_behind(built(name, method), batches(name), schedule, stages)
-        assert len(found) == len(expected)
-        assert all(map(torch.equal, found, expected)), (schedule, stages)
-
-
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", NAMES)
-def test_it_answers_at_every_exit_and_is_exported(name: str, method: str) -> None:
-    package = built(name, method).eval()
-    ((x, _),) = batches(name, 1)
-    answers = (len(x), *x.shape[1:], 20) if name == "charlm" else (len(x), 5 if x.dim() == 4 else 4)
-    with torch.no_grad():
-        for exit_at in range(1, len(package) + 1):
-            found = package.infer(x, exit_at)
-            assert found.shape == answers
-            assert torch.equal(package.to_bp(exit_at)(x), found)
-    total = sum(weights.numel() for weights in package.parameters())
-    assert package.effective_parameters() + package.affiliated_parameters() == total
-    last = package[len(package) - 1]
-    assert last.affiliated_parameters(last=True) == 0
-
-
-@pytest.mark.parametrize("method", METHODS)
 def test_it_learns(method: str) -> None:
     package = built("lstm", method)
     y = torch.arange(16) % 4
@@ -190,31 +140,3 @@ def test_it_learns(method: str) -> None:
     with Pipeline(package, "cpu", "sequential", threads=1) as pipe:
         pipe.run([(x, y)] * 60)
         assert all(torch.equal(logits.argmax(-1), y) for logits in next(pipe.predict_exits([x])))
-
-
-@pytest.mark.parametrize(
-    ("method", "images"),
-    [
-        ("predsim", False),
-        ("deinforeg", True),
-        pytest.param("scpl", True, marks=pytest.mark.slow),
-        pytest.param("scpl", False, marks=pytest.mark.slow),
-    ],
-)
-def test_a_run_is_ended_and_taken_up(
-    method: str, images: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if images:
-        command, arguments, name, stop = vision.command, ("toyimages", "vgg", *IMAGES), "toyimages-vgg", (1, 1)
-    else:
-        command, arguments, name, stop = text.command, ("toynews", "transformer", *SMALL), "toynews-transformer", (1, 3)
-    arguments = (*arguments, "--epochs=1", f"--mode={method}", "--devices=cpu*2")
-    code, _, err = run_command(command, capsys, *arguments, f"--out={tmp_path / 'untouched'}")
-    assert code == 0, err
-    stopping = Stopping(monkeypatch)
-    stopping.at = [stop]
-    for wanted in (130, 0):
-        code, _, err = run_command(command, capsys, *arguments, f"--out={tmp_path / 'stopped'}")
-        assert code == wanted, err
-    folder = f"{name}-{method}-001"
-    assert_same(tmp_path / "untouched" / folder, tmp_path / "stopped" / folder)
