@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 
 from pipeal.core.errors import ConfigError, DataError
 from pipeal.engine import Pipeline
-from pipeal.models import CharDims, build_charlm
+from pipeal.models import CharDims, CharLMAL
 
 BENCH = Path(__file__).parents[1] / "scripts" / "bench"
 BENCHED = ("methods_rows", "methods_costs", "methods_report", "methods")
@@ -46,58 +47,87 @@ def kept(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def told(row: dict[str, Any]) -> tuple[Any, ...]:
-    return row["kind"], row["name"], row["parts"], row["setting"]["train.lr.base"], row["seed"]
+class Off(Exception):
+    """The machine went off."""
+
+
+@pytest.fixture
+def faked(bench: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """In place of trainings, rows; gives what was to be trained. The eighth finds the machine off."""
+    done: list[Any] = []
+
+    def trained(experiment: Any, form: Any, kind: str, seed: int, epochs: int, batches: int) -> Any:
+        if len(done) == 7:
+            raise Off
+        done.append((kind, form.contestant.name, form.parts, form.setting["train.lr.base"], seed, epochs))
+        held = 0.9 if form.setting["train.lr.base"] == 3e-3 else 0.1  # better with the higher rate
+        measured = [(held, None if kind == "try" else 0.5)]
+        what = (kind, form.contestant.name, form.parts, dict(form.setting), seed, epochs, batches, measured, 0)
+        return bench["methods_rows"].Row(*what, samples=1, seconds=float(len(done)))
+
+    monkeypatch.setattr(bench["methods"], "trained", trained)
+    monkeypatch.setattr(bench["methods"], "counted", lambda *_: {"training_flops_per_sample": 1.0})
+    return done
 
 
 def test_a_table_goes_on_with_the_rows_that_it_has_not(
-    bench: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    bench: dict[str, ModuleType], tmp_path: Path, faked: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "found.json"
-    trained, calls = bench["methods"].trained, list[tuple[Any, ...]]()
-
-    class OffError(Exception):
-        pass
-
-    def counted(*what: Any) -> Any:
-        if len(calls) == 7:
-            raise OffError
-        calls.append(what)
-        return trained(*what)
-
-    monkeypatch.setattr(bench["methods"], "trained", counted)
-    options = [*SMALL, "--json", str(path)]
-    with pytest.raises(OffError):
-        bench["methods"].main(options)
+    path, main = tmp_path / "found.json", bench["methods"].main
+    options = [*SMALL, "--seeds", "2", "--json", str(path)]
+    with pytest.raises(Off):
+        main(options)
     before = kept(path)["rows"]
     assert len(before) == 7
-    monkeypatch.setattr(bench["methods"], "trained", trained)
-    bench["methods"].main([*options, "--seeds", "2", "--plot", str(tmp_path / "found.png")])
-    rows = kept(path)["rows"]
-    assert [row for row in before if row not in rows] == []  # what was there is as it was, seconds and all
-    tried = [("try", *of, rate, 1000) for of in (("al", 2), ("bp", None), ("greedy", 2)) for rate in (1e-3, 3e-3)]
-    assert sorted(map(str, map(told, rows))) == sorted(
-        map(str, [*tried, *(told(row) for row in rows if row["kind"] == "seed")])
-    )
-    assert [(row["name"], row["seed"]) for row in rows if row["kind"] == "seed"] == [
-        (name, seed) for name in ("al", "bp", "greedy") for seed in (0, 1)
+    first = faked.copy()
+    faked[:] = [None]
+    main(options)
+    assert first + faked[1:] == [
+        *(("try", "al", 2, rate, 1000, 1) for rate in (1e-3, 3e-3)),
+        *(("try", "bp", None, rate, 1000, 1) for rate in (1e-3, 3e-3)),
+        *(("try", "greedy", 2, rate, 1000, 1) for rate in (1e-3, 3e-3)),
+        *(("seed", name, parts, 3e-3, 0, 2) for name, parts in (("al", 2), ("bp", None), ("greedy", 2))),
+        *(("seed", name, parts, 3e-3, 1, 2) for name, parts in (("al", 2), ("bp", None), ("greedy", 2))),
     ]
-    for row in rows:
-        looked_at = [test is not None for _, test in row["measured"]]
-        assert set(looked_at) == {row["kind"] == "seed"}  # a try never sees the test samples
-    out = capsys.readouterr().out
-    assert "| greedy |     2 |" in out
-    assert (tmp_path / "found.png").stat().st_size > 1000
+    rows = kept(path)["rows"]
+    assert [row for row in before if row not in rows] == []  # as they were, seconds and all
 
-    monkeypatch.setattr(bench["methods"], "trained", None)  # nothing is left to do
-    bench["methods"].main([*options, "--seeds", "2"])
-    assert kept(path)["rows"] == rows
+    faked[:] = [None] * 7  # nothing is left to do
+    main(options)
     elsewhere = tmp_path / "elsewhere.json"
-    bench["methods"].main([*SMALL, "--seeds", "2", "--json", str(elsewhere), "--merge", str(path)])
-    assert kept(elsewhere)["rows"] == rows
+    main([*options, "--json", str(elsewhere), "--merge", str(path)])
+    assert kept(path)["rows"] == kept(elsewhere)["rows"] == rows
+    faked.clear()
+    main([*options, "--parts", "2", "3", "--seeds", "1", "--methods", "bp,greedy"])
+    assert {(name, parts) for _, name, parts, *_ in faked} == {("greedy", 3)}  # BP is in no parts
     with pytest.raises(SystemExit, match="2"):
-        bench["methods"].main([*options, "--set", "model.dropout=0.1"])
-    assert "has model.dropout" in capsys.readouterr().err
+        main([*options, "--set", "model.dropout=0.1"])
+    assert "has model.dropout None, where 0.1 is wanted" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.draws
+def test_rows_are_trainings(
+    bench: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("pipeal.run.plan_costs.BATCHES", 1)
+    monkeypatch.setattr("pipeal.run.plan_costs.MICRO_BATCHES", (2,))
+    paths = [tmp_path / name for name in ("one.json", "other.json")]
+    options = [*SMALL, "--budget", "time", "--seeds", "2"]
+    bench["methods"].main([*options, "--json", str(paths[0]), "--plot", str(tmp_path / "found.png")])
+    out = capsys.readouterr().out
+    assert (tmp_path / "found.png").stat().st_size > 1000
+    assert re.search(r"^\| greedy +\| +2 \|.*\| .*×", out, re.MULTILINE)
+    found = kept(paths[0])
+    assert len(found["rows"]) == 3 * 2 + 3 * 2
+    assert len(found["costs"]) == len(found["times"]) == 3
+    for row in found["rows"]:
+        assert len(row["measured"]) == row["epochs"]
+        assert {test is not None for _, test in row["measured"]} == {row["kind"] == "seed"}  # no try sees them
+    # The same again, but for times: made anew where only they are known.
+    paths[1].write_text(json.dumps({**found, "rows": []}), encoding="utf-8")
+    bench["methods"].main([*options, "--json", str(paths[1])])
+    assert [row | {"seconds": 0} for row in kept(paths[1])["rows"]] == [row | {"seconds": 0} for row in found["rows"]]
 
 
 def test_one_process_writes_a_table(bench: dict[str, ModuleType], tmp_path: Path) -> None:
@@ -110,7 +140,7 @@ def test_one_process_writes_a_table(bench: dict[str, ModuleType], tmp_path: Path
     with pytest.raises(DataError, match="has budget steps, where flops is wanted"), Table(path, {"budget": "flops"}):
         pass
     path.write_text("{}", encoding="utf-8")
-    with pytest.raises(DataError, match="expected a file that methods.py wrote"):
+    with pytest.raises(DataError, match="expected a file that"):
         bench["methods_report"].main([str(path)])
 
 
@@ -258,7 +288,7 @@ def test_the_report_has_the_best_try_and_pairs_of_seeds(
     assert "| 1 " in bp  # tries
     (cost,) = (line for line in out.splitlines() if line.startswith("| al") and "1.50×" in line)
     assert [cell.strip() for cell in cost.strip("| ").split("|")][:10] == [
-        "al", "4", "3000", "1.50×", "1.0000", "7", "3", "1.0000", "-", "2.0000",
+        "al", "4", "3000", "1.50×", "1.000", "7", "3", "1.000", "-", "2.000",
     ]  # fmt: skip
 
 
@@ -269,7 +299,8 @@ def test_files_of_the_same_are_joined_and_others_stand_apart(bench: dict[str, Mo
     apart["of"] = {**apart["of"], "epochs": 4}
     joined = bench["methods_rows"].joined([one, apart, other])
     assert sorted(len(table["rows"]) for table in joined) == [0, 2]
-    assert {row.test for table in joined for row in table["rows"]} == {0.5, 0.7}  # the first file's, where both have it
+    rows = [bench["methods_rows"].row_of(row) for table in joined for row in table["rows"]]
+    assert {row.test for row in rows} == {0.5, 0.7}  # the first file's, where both have it
 
 
 def test_a_try_that_diverged_is_not_chosen(bench: dict[str, ModuleType]) -> None:
@@ -299,7 +330,7 @@ def test_student_t_holds_as_often_as_it_says(bench: dict[str, ModuleType], freed
 def test_the_loss_of_a_text_is_that_of_all_its_characters(bench: dict[str, ModuleType]) -> None:
     torch.manual_seed(0)
     dims = CharDims(block=8, width=8, heads=2, layers=2, dropout=0.0)
-    model = build_charlm("al", 5, dims=dims)
+    model = CharLMAL(5, dims=dims)
     text = torch.randint(5, (8 * 70 + 6,), dtype=torch.uint8)  # more blocks than a batch has, and a shorter one
     with Pipeline(model, ["cpu"], "sequential") as pipe:
         found = bench["methods"].text_loss(pipe, text, 8)

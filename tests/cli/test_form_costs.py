@@ -56,6 +56,14 @@ def test_flops_are_a_mean_over_samples_and_memory_is_of_the_largest_batch(mode: 
         for batch in (found[0], largest)
     ]
     assert costs.activation_bytes == max(kept[1]) != max(kept[0])  # layer by layer, one at a time
+    sent = [
+        sum(
+            row.out_bytes
+            for row in count_bytes(list(experiment.package(mode, 0)), batch, EngineOptions(threads=1))[:-1]
+        )
+        for batch in found
+    ]
+    assert costs.packet_bytes == pytest.approx(sum(sent) / sum(sizes), rel=0.02)  # label codes do not grow with lengths
     if mode == "al":
         by_stage = replace(config, engine=replace(config.engine, within_stage="stage"))
         assert form_costs(experiment, by_stage).activation_bytes == sum(kept[1])
