@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,19 @@ from typing import Any
 import pytest
 import torch
 
+from pipeal.cli import text
 from pipeal.config import TextConfig, check_effects, load_config
 from pipeal.core.errors import ConfigError, DataError
 from pipeal.core.modules import module_of
 from pipeal.methods.layer import LocalLayer
 from pipeal.planning import planner
 from pipeal.planning.planner import fit, place
+from pipeal.run.build import Models
 from pipeal.run.build_text import text_experiment
 from pipeal.run.choices import choose
 from pipeal.run.remembered import PlacementCache
 from pipeal.training.checkpoint.store import CheckpointStore
+from tests.cli.running import run_command, told_one_line
 
 ROOT = Path(__file__).parents[2]
 LAYERS = 10
@@ -178,6 +182,26 @@ def test_a_form_of_one_layer_is_not_offloaded(mode: str, tmp_path: Path) -> None
     assert check_effects(experiment.config, ["engine.offload"]) == (
         ["engine.offload disk: without effect, since train.mode is bp"] if mode == "bp" else []
     )
+
+
+def test_layers_that_share_weights_are_told_by_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No model of the registry has such layers; one that is added may."""
+    inner = Models.layers
+
+    def tied(*args: Any, **more: Any) -> Iterator[Any]:
+        before: Any = None
+        for layer in inner(*args, **more):
+            if before is not None:
+                module_of(layer).also = before
+            before = before or module_of(layer).enc.f
+            yield layer
+
+    monkeypatch.setattr(Models, "layers", tied)
+    small = ["model.x_hid=8", "model.y_hid=8", "model.embedding_dim=12", "engine.offload=disk", "engine.devices=cpu"]
+    arguments = ["toynews", "lstm", "--out", str(tmp_path), *(f"--set={key}" for key in small)]
+    told_one_line(r"layers 0 and 1 share the parameter 'also\.", *run_command(text.command, capsys, *arguments))
 
 
 def test_a_schedule_that_does_not_go_with_it_is_told_before_anything_is_written(tmp_path: Path) -> None:
