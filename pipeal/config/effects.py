@@ -115,7 +115,7 @@ def check_effects(config: RunConfig, given: Collection[str], *, processes: int =
         processes: That carry out the run.
 
     Returns:
-        A line for each reason why some of ``given`` have no effect.
+        A line for each reason why some of ``given`` have no effect, or have another than usual.
 
     Raises:
         ConfigError: A value makes no sense beside another: a rate that decays to a higher one, an option of another
@@ -133,7 +133,7 @@ def check_effects(config: RunConfig, given: Collection[str], *, processes: int =
             if idle and found <= {*values}:
                 by_reason.setdefault(reason, []).extend(idle)
         lines += [f"{', '.join(idle)}: without effect, since {reason}" for reason, idle in by_reason.items()]
-    return lines
+    return [*lines, *_told_of_parts(config)]
 
 
 def refuse_rising(config: RunConfig) -> None:
@@ -148,6 +148,24 @@ def refuse_rising(config: RunConfig) -> None:
             f"train.lr.end: found {lr.end:g}, above train.lr.base, which is {lr.base:g}; expected at most that: lower "
             "the end, or raise the base"
         )
+
+
+def _told_of_parts(config: RunConfig) -> list[str]:
+    """What becomes of losses that compare the samples of a batch with each other, where it is learnt from in parts."""
+    modes = config.train.methods if config.train.mode == COMPARE else (config.train.mode,)
+    labels = [METHODS[mode].label for mode in modes if METHODS[mode].compares_samples]
+    parts = {
+        "engine.replicas": config.engine.replicas > 1,
+        "train.accumulate": config.train.accumulate > 1,
+        "engine.on_oom": config.engine.on_oom == "split",
+    }
+    ways = [f"{key} {_shown(value_at(config, key))}" for key, divides in parts.items() if divides]
+    if not labels or not ways:
+        return []
+    return [
+        f"{', '.join(ways)}: {', '.join(labels)} compare the samples of a batch with each other, and then those of a "
+        "part alone; it is another loss than that of the whole batch"
+    ]
 
 
 def _refuse_other_kinds(batching: BatchingConfig, given: Collection[str]) -> None:

@@ -50,6 +50,8 @@ class Method:
         has_exits: Whether every layer gives an answer, so that samples may leave early.
         is_whole: Whether the network is one layer, which no other stage can overlap; its blocks may lie on several
             devices.
+        compares_samples: Whether a loss compares the samples of a batch with each other, so that it is no mean over
+            them: of a batch in parts it is another one.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Method:
     has_labels: bool = False
     has_exits: bool = True
     is_whole: bool = False
+    compares_samples: bool = False
 
     @property
     def module(self) -> str:
@@ -91,13 +94,26 @@ METHODS: Mapping[str, Method] = {
             "InfoPro form (a classifier and a decoder per layer)",
             (Loss("cross entropy"), Loss("reconstruction loss")),
         ),
-        Method("predsim", "PredSim", "PredSim form (similarity)", (Loss("cross entropy"), Loss("similarity loss"))),
-        Method("scpl", "SCPL", "SCPL form (contrastive losses)", (Loss("cross entropy"), Loss("contrastive loss"))),
+        Method(
+            "predsim",
+            "PredSim",
+            "PredSim form (similarity)",
+            (Loss("cross entropy"), Loss("similarity loss")),
+            compares_samples=True,
+        ),
+        Method(
+            "scpl",
+            "SCPL",
+            "SCPL form (contrastive losses)",
+            (Loss("cross entropy"), Loss("contrastive loss")),
+            compares_samples=True,
+        ),
         Method(
             "deinforeg",
             "DeInfoReg",
             "DeInfoReg form (variance, invariance, covariance)",
             (Loss("cross entropy"), Loss("variance loss"), Loss("invariance loss"), Loss("covariance loss")),
+            compares_samples=True,
         ),
     )
 }

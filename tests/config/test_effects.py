@@ -234,3 +234,18 @@ def test_the_commands_of_the_readme_have_only_options_with_an_effect(monkeypatch
         assert said == [], line
         tried += 1
     assert tried >= 8
+
+
+@pytest.mark.parametrize("key", ["engine.replicas=2", "train.accumulate=3", "engine.on_oom=split"])
+def test_a_loss_over_pairs_of_samples_is_told_to_be_another_one_in_parts(key: str) -> None:
+    """It is no mean over samples, so that parts of a batch do not add up to the batch."""
+    for mode, told in (("scpl", True), ("greedy", False)):
+        config = load_config(TextConfig, overrides=[key], values=nested("train.mode", mode))
+        lines = [line for line in check_effects(config, set()) if "compare the samples" in line]
+        assert len(lines) == told
+    config = load_config(
+        TextConfig, overrides=[key], values={"train": {"mode": "compare", "methods": ["al", "predsim"]}}
+    )
+    (line,) = [line for line in check_effects(config, set()) if "compare the samples" in line]
+    assert line.startswith(f"{key.replace('=', ' ')}: PredSim compare")
+    assert not check_effects(load_config(TextConfig, values=nested("train.mode", "scpl")), set())
