@@ -214,7 +214,7 @@ def test_dearer_methods_train_on_fewer_batches(bench: dict[str, ModuleType], tmp
         with rows.Table(tmp_path / f"{budget}.json", {"budget": budget}) as table:
             table.costs = {al.key: {"training_flops_per_sample": 6.0}, bp.key: {"training_flops_per_sample": 3.0}}
             table.times = {methods.Bench.time_key(al, 2): {"batch_s": 2.5, "bp_batch_s": 1.0}}
-            table.times[methods.Bench.time_key(bp, 2)] = {"batch_s": 1.1, "bp_batch_s": 1.0}  # measured twice
+            table.times[methods.Bench.time_key(bp, 2)] = {"batch_s": 1.1, "bp_batch_s": 1.1}
             found = methods.Bench(None, table, {}, [2], 60)
             assert found.length(al, 10) == wanted
             assert found.length(bp, 10) == (10, 60)

@@ -285,7 +285,7 @@ class Bench:
             share = self._flops(self.baseline) / self._flops(form)
         elif budget == "time":
             found = self.table.times[self.time_key(form, form.parts or self.parts[0])]
-            share = found["bp_batch_s"] / found["batch_s"] if form.contestant.method != BASELINE else 1.0
+            share = found["bp_batch_s"] / found["batch_s"]
         return length(epochs * share, self.batches)
 
     def _flops(self, form: Form) -> float:
@@ -390,7 +390,7 @@ def limited(experiment: Experiment, count: int | None) -> Experiment:
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="resnet, vgg, transformer, lstm or charlm")
-    parser.add_argument("--dataset", help="default: the embedded one; of charlm shakespeare")
+    parser.add_argument("--dataset", help="default: the embedded one, which charlm has not")
     parser.add_argument("--preset", help="of charlm's sizes")
     parser.add_argument("--data-root", default="data")
     parser.add_argument("--methods", default="al,bp,greedy", help="contestants, with commas between")

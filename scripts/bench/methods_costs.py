@@ -75,13 +75,15 @@ def timed(experiment: Experiment, forms: Sequence[Form], parts: int) -> dict[str
     config = experiment.config
     device, precision = config.engine.devices[0], config.train.precision
     assert precision != "auto"  # chosen by now
-    own = [form.config(config) for form in forms]
+    others = [form for form in forms if form.contestant.name != BASELINE.name]
+    own = [form.config(config) for form in others]
     packages = [experiment.under(one).package(one.train.mode, config.train.seed) for one in own]
     whole = experiment.package(BASELINE.name, config.train.seed)
     batches, load = first_pairs(experiment), os.getloadavg()[0]
     (bp, *rows), blocks = measure_beside_backprop(
         experiment, [whole, *packages], batches, engine_options(config, precision), device
     )
+    by_key = {form.key: layers for form, layers in zip(others, rows, strict=True)}
     samples = fmean(batch_size(x) for x, _ in batches)
     setup = Setup((PlannedDevice(),) * parts)
     rival = _backprop(blocks, setup)
@@ -94,7 +96,8 @@ def timed(experiment: Experiment, forms: Sequence[Form], parts: int) -> dict[str
         "machine": machine(config),
     }
     found = {}
-    for form, layers in zip(forms, rows, strict=True):
+    for form in forms:
+        layers = by_key.get(form.key, bp)
         if form.contestant.method.is_whole:
             own_forecast = rival
             sent = [blocks[1][stage.layers.stop - 1].mean_out_bytes for stage in rival.layout.stages[:-1]]
