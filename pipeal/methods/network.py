@@ -78,6 +78,8 @@ class Network:
         criterion: Makes the loss of an answer: ``(answer, y) -> scalar``.
         per_place: Whether there is an answer at every place of a text, and ``y`` says what is right at each: below zero
             where there is none.
+        has_classes: Whether ``y`` is classes; else it is numbers to come near to, by which no samples can be told
+            apart.
         join: Makes one module of those of a part.
         drawn_first: Whether all parts are drawn before anything that a method makes of the first; else each is when it
             is asked for.
@@ -91,6 +93,7 @@ class Network:
     outputs: int
     criterion: Callable[[], nn.Module] = nn.CrossEntropyLoss
     per_place: bool = False
+    has_classes: bool = True
     join: Callable[[Sequence[nn.Module]], nn.Module] = in_a_row
     drawn_first: bool = False
 

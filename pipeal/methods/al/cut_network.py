@@ -75,6 +75,7 @@ def as_network(how: Conversion, pieces: Sequence[Forward], sides: Sides, places:
         how.outputs,
         _criterion(how, class_dim),
         per_place=places is not None,
+        has_classes=how.task in ("classification", "per-place"),
     )
 
 
