@@ -35,10 +35,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pipeal.core.tree import Tree
-from pipeal.methods.al.bridges import CellMeans
 from pipeal.methods.greedy import Greedy
 from pipeal.methods.network import Network, Part
 from pipeal.methods.optimizers import LearningRates, OptimizerFactory, one_rate
+from pipeal.methods.pooling import CellMeans
 
 _MAPS = 3
 _COARSER = 4

@@ -41,11 +41,11 @@ from torch import Tensor, nn
 from pipeal.core.errors import ConfigError
 from pipeal.core.protocols import TURN, UP
 from pipeal.core.tree import Tree, describe, shapes_of
-from pipeal.methods.al.bridges import CellMeans
 from pipeal.methods.greedy import Greedy
 from pipeal.methods.layer import LocalLayer
 from pipeal.methods.network import Network, Part
 from pipeal.methods.optimizers import LearningRates, OptimizerFactory, one_rate, open_optimizer
+from pipeal.methods.pooling import CellMeans
 
 MEAN, STD = 0.5, 0.25
 """Of the pixels in [0, 1] that images are taken to be normalised with."""

@@ -19,8 +19,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from pipeal.methods.al.bridges import CellMeans
 from pipeal.methods.network import Network, Part
+from pipeal.methods.pooling import CellMeans
 
 _LEAST_LENGTH = 1e-8
 """A shorter vector has no direction. The authors add as much to a length, which leaves a gradient of 1e8."""

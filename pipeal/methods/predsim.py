@@ -37,12 +37,12 @@ from torch import Tensor, nn
 from pipeal.core.errors import ConfigError, check_counts
 from pipeal.core.protocols import TURN, UP
 from pipeal.core.tree import Tree, detach
-from pipeal.methods.al.bridges import CellMeans
 from pipeal.methods.greedy import Greedy
 from pipeal.methods.layer import LocalLayer
 from pipeal.methods.network import Network, Part
 from pipeal.methods.optimizers import LearningRates, OptimizerFactory, one_rate, open_optimizer
 from pipeal.methods.pairs import in_groups, is_image, similarity_error
+from pipeal.methods.pooling import CellMeans
 
 
 class PredSim(LocalLayer):

@@ -25,10 +25,11 @@ from torch import Tensor, nn
 from pipeal.core.errors import ConfigError, check_counts, check_named
 from pipeal.core.tree import Tree
 from pipeal.methods.al import AE, ENC
-from pipeal.methods.al.bridges import MaskedMean, bridge_of
+from pipeal.methods.al.bridges import bridge_of
 from pipeal.methods.al.codes import class_side, recode_side
 from pipeal.methods.lookahead import Ahead
 from pipeal.methods.network import Network, Part, Unit, in_a_row, part_sizes
+from pipeal.methods.pooling import MaskedMean
 from pipeal.models.features import TokenEmbedding, Widened, words
 from pipeal.models.forms import ALForm, BPForm
 from pipeal.models.lstm import LSTMBlock

@@ -25,10 +25,11 @@ from torch import Tensor, nn
 from pipeal.core.errors import ConfigError, check_counts, check_named
 from pipeal.core.tree import Tree
 from pipeal.methods.al import AE, ENC
-from pipeal.methods.al.bridges import BRIDGE_KINDS, BridgeKind, CellMeans, bridge_of
+from pipeal.methods.al.bridges import BRIDGE_KINDS, BridgeKind, bridge_of
 from pipeal.methods.al.codes import LABEL_STYLES, LabelStyle, class_side, recode_side
 from pipeal.methods.lookahead import Ahead
 from pipeal.methods.network import Network, Part, Unit, grouped, in_a_row, part_sizes
+from pipeal.methods.pooling import CellMeans
 from pipeal.models.convolution import Activation, BasicBlock, ConvBN
 from pipeal.models.forms import ALForm, BPForm
 

@@ -26,7 +26,7 @@ from pipeal.core.methods import MODES, with_all
 from pipeal.data import Grouped
 from pipeal.data.batching import Known, make_sampler
 from pipeal.engine.devices import device_names
-from pipeal.methods.al.bridges import MaskedMean
+from pipeal.methods.pooling import MaskedMean
 from pipeal.reporting.batches import Batches
 from pipeal.run.build import hold_out
 from pipeal.run.build_text import text_experiment

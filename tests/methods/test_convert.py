@@ -19,8 +19,8 @@ from pipeal import AE, AL, BP, ENC, ALPackage, ConfigError, DataError, Pipeline,
 from pipeal.core.protocols import Path
 from pipeal.core.rng import may_draw
 from pipeal.core.tree import Tree
-from pipeal.methods.al.bridges import CellMeans
 from pipeal.methods.cutting.inplace import OnACopy
+from pipeal.methods.pooling import CellMeans
 
 
 def cnn() -> nn.Sequential:
