@@ -44,6 +44,7 @@ from pipeal.core.tree import Tree, detach
 from pipeal.methods.greedy import Greedy
 from pipeal.methods.layer import LocalLayer
 from pipeal.methods.network import Network, Part
+from pipeal.methods.norm import BatchNorm
 from pipeal.methods.optimizers import LearningRates, OptimizerFactory, one_rate, open_optimizer
 from pipeal.methods.pairs import directions, in_groups, is_image, similarity_error, to_vectors
 
@@ -144,16 +145,6 @@ def spread_terms(rows: Tensor, labelled: Tensor) -> tuple[Tensor, Tensor]:
     product = centred @ centred.t() if len(rows) < rows.shape[1] else centred.t() @ centred
     off_diagonal = product.square().sum() - squares.square().sum()
     return F.relu(1 - std).mean() / count, off_diagonal / count.square() / rows.shape[1]
-
-
-class BatchNorm(nn.BatchNorm1d):
-    """Batch norm that takes its running statistics for a batch of one, which has none."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``(B, D)``."""
-        if self.training and len(x) == 1:
-            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
-        return super().forward(x)
 
 
 def make_layers(

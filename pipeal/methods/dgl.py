@@ -31,12 +31,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pipeal.core.tree import Tree
 from pipeal.methods.greedy import Greedy
 from pipeal.methods.network import Network, Part
+from pipeal.methods.norm import BatchNorm
 from pipeal.methods.optimizers import LearningRates, OptimizerFactory, one_rate
 from pipeal.methods.pooling import CellMeans
 
@@ -54,22 +54,6 @@ def make_layers(network: Network, lr: LearningRates, optimizer: OptimizerFactory
         maps, width = _maps(part) if part.ahead else ([part.pool], part.width)
         head = nn.Sequential(*maps, nn.Linear(width, network.outputs))
         yield Greedy(part.f, head, network.criterion(), rate, optimizer)
-
-
-class Norm(nn.modules.batchnorm._BatchNorm):
-    """Batch norm of ``(B, C)`` or ``(B, C, H, W)`` that one value of each channel does not stop.
-
-    Of one value there is no spread: it is normed as in evaluation, and leaves the statistics as they are.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Any such shape; the result has the same."""
-        if self.training and x.numel() == x.shape[1]:
-            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
-        return super().forward(x)
-
-    def _check_input_dim(self, _: Tensor) -> None:
-        """The shapes of batch norm in one and in two dimensions."""
 
 
 class AtEachPlace(nn.Module):
@@ -98,11 +82,11 @@ def _maps(part: Part) -> tuple[list[nn.Module], int]:
         convolutions = [
             step
             for _ in range(_MAPS)
-            for step in (nn.Conv2d(channels, channels, 1, bias=False), Norm(channels), nn.ReLU())
+            for step in (nn.Conv2d(channels, channels, 1, bias=False), BatchNorm(channels), nn.ReLU())
         ]
         width = channels * prod(cells)
         pooled = [CellMeans(*coarse), *convolutions, CellMeans(*cells), nn.Flatten()]
-        return [*pooled, *_linear_maps(width, Norm)], width
+        return [*pooled, *_linear_maps(width, BatchNorm)], width
     dim = (features if isinstance(features, Tensor) else features[0]).shape[-1]
     each = AtEachPlace(nn.Sequential(*_linear_maps(dim, nn.LayerNorm)))
     return [each, part.pool, *_linear_maps(part.width, nn.LayerNorm)], part.width

@@ -44,6 +44,7 @@ from pipeal.core.tree import Tree, describe, shapes_of
 from pipeal.methods.greedy import Greedy
 from pipeal.methods.layer import LocalLayer
 from pipeal.methods.network import Network, Part
+from pipeal.methods.norm import BatchNorm
 from pipeal.methods.optimizers import LearningRates, OptimizerFactory, one_rate, open_optimizer
 from pipeal.methods.pooling import CellMeans
 
@@ -205,7 +206,7 @@ def _head(part: Part, outputs: int, width: float) -> nn.Module:
     out, within = _times(wanted, width), _times(_HEAD, width)
     return nn.Sequential(
         nn.Conv2d(channels, out, 3, stride=2 if wanted > channels else 1, padding=1, bias=False),
-        nn.BatchNorm2d(out),
+        BatchNorm(out),
         nn.ReLU(),
         CellMeans(1, 1),
         nn.Flatten(),

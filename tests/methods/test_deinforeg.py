@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pipeal.core.errors import ConfigError
-from pipeal.methods.deinforeg import BatchNorm, DeInfoReg, Terms, make_layers
+from pipeal.methods.deinforeg import DeInfoReg, Terms, make_layers
 from pipeal.methods.greedy import Greedy
+from pipeal.methods.norm import BatchNorm
 from pipeal.models import Resnet, Transformer
 from tests.methods.test_greedy import TEXT, VISION
 from tests.methods.test_predsim import Rows, similarity_by_hand
@@ -107,16 +108,6 @@ def test_texts_are_taken_as_they_are() -> None:
     assert isinstance(first, DeInfoReg)
     assert list(first.project.parameters()) == []
     assert [type(module) for module in first.answer] == [nn.Tanh, nn.Linear]  # type: ignore[union-attr,arg-type]
-
-
-def test_a_single_sample_takes_the_running_statistics() -> None:
-    """PyTorch's batch norm refuses a batch of one."""
-    norm = BatchNorm(3)
-    norm(torch.randn(8, 3) * 2 + 1)
-    x, before = torch.randn(1, 3), norm.running_mean.clone()  # type: ignore[union-attr]
-    found = norm(x)
-    assert torch.equal(norm.running_mean, before)  # type: ignore[arg-type]
-    assert torch.equal(found, norm.eval()(x))
 
 
 @pytest.mark.parametrize(

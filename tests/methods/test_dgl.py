@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pipeal import Pipeline
-from pipeal.methods.dgl import Norm
 from pipeal.methods.greedy import Greedy
 from pipeal.models import TextDims, build_text
 from tests.methods.test_greedy import batches, built
@@ -167,16 +166,3 @@ def test_a_batch_of_one_image_is_learnt_from(name: str) -> None:
     with Pipeline(package, "cpu", "sequential", threads=1) as pipe:
         report = pipe.run([(x, y), (x[:1], y[:1])])
     assert all(losses.isfinite().all() for losses in report.losses)
-
-
-def test_a_norm_of_one_value_is_that_of_evaluation() -> None:
-    norm, plain = Norm(3), nn.BatchNorm2d(3)
-    x = torch.randn(4, 3, 2, 2)
-    assert torch.equal(norm(x), plain(x))
-    seen = {name: value.clone() for name, value in norm.state_dict().items()}
-    assert norm.state_dict().keys() == plain.state_dict().keys()
-    one = torch.randn(1, 3, 1, 1)
-    torch.testing.assert_close(norm(one), plain.eval()(one))
-    torch.testing.assert_close(norm(one.flatten(1)), plain(one).flatten(1))
-    assert all(torch.equal(value, seen[name]) for name, value in norm.state_dict().items())
-    assert torch.equal(norm.eval()(x), plain(x))

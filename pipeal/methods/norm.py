@@ -1,0 +1,22 @@
+"""Batch norm for heads, whose features may be one value per channel in a batch of one sample."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class BatchNorm(nn.modules.batchnorm._BatchNorm):
+    """Batch norm of ``(B, C)`` or ``(B, C, H, W)`` that one value of each channel does not stop.
+
+    Of one value there is no spread: it is normed as in evaluation, and leaves the statistics as they are.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Any such shape; the result has the same."""
+        if self.training and x.numel() == x.shape[1]:
+            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+        return super().forward(x)
+
+    def _check_input_dim(self, _: Tensor) -> None:
+        """The shapes of batch norm in one and in two dimensions."""
