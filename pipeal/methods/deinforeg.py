@@ -46,7 +46,7 @@ from pipeal.methods.layer import LocalLayer
 from pipeal.methods.network import Network, Part
 from pipeal.methods.norm import BatchNorm
 from pipeal.methods.optimizers import LearningRates, OptimizerFactory, one_rate, open_optimizer
-from pipeal.methods.pairs import directions, in_groups, is_image, similarity_error, to_vectors
+from pipeal.methods.pairs import directions, in_groups, similarity_error, to_vectors
 
 _UNDER_ROOT = 1e-7
 """Added to a variance before its root is taken, as in the authors' code."""
@@ -182,8 +182,7 @@ def make_layers(
         raise ConfigError(f"weights are {list(weights)}; expected numbers, at least 0")
     for part in network.parts():
         if not part.ahead:
-            head = nn.Sequential(part.pool, nn.Linear(part.width, network.outputs))
-            yield Greedy(part.f, head, network.criterion(), rate, optimizer)
+            yield Greedy(part.f, part.linear_head(network.outputs), network.criterion(), rate, optimizer)
             continue
         project, answer = _projector(network, part, width, cells)
         cri = network.criterion()
@@ -193,7 +192,7 @@ def make_layers(
 def _projector(network: Network, part: Part, width: int, cells: int | None) -> tuple[nn.Module, nn.Module]:
     """It, and the classifier after it."""
     before, given = to_vectors(network, part, cells)
-    if not is_image(network, part):
+    if not network.is_image(part.features):
         return nn.Sequential(*before), nn.Sequential(nn.Tanh(), nn.Linear(given, network.outputs))
     maps: list[nn.Module] = [nn.Linear(given, width)]
     for _ in range(2):

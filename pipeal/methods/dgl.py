@@ -11,19 +11,22 @@
 
     head of texts   (B, T, D) ─► 3 of linear maps at each place ─► pool ─► 3 of linear maps ─► linear ─► answer
                                               D wide                            D wide
+    at each place   (B, …, D) ─► pool ─► 6 of linear maps ─► linear ─► answers
+                                              D wide
 
 Each map is followed by a norm and ReLU, except for the one that answers. After Belilovsky, Eickenberg and Oyallon,
 "Decoupled Greedy Learning of CNNs" (ICML 2020; eugenium/DGL), in which all layers learn at the same time. The head of
-images is theirs, MLP-SR-aux, and so is that of the last part, which is linear on pooled features.
+images is theirs, MLP-SR-aux; that of the last part is linear on pooled features, as theirs is of ResNets.
 
 Other than there:
 
+- Of plain convolutions their last part has two linear maps more, on 2 × 2 cells.
 - Features of fewer than 5 × 5 pixels are not averaged over 2 × 2 cells, but over the one that is left of them; theirs
   are repeated four times.
 - From a batch of one sample a norm takes no statistics where there is one pixel of it alone; it applies those that it
   has gathered. Theirs raise an error.
-- The head of texts and language is no part of the paper. Its maps see one place each, its norms are layer norms: batch
-  statistics would let padding, and what comes later in a text, into an answer.
+- The heads of texts, and of answers at each place, are no part of the paper. Their maps see one place each, their norms
+  are layer norms: batch statistics would let padding, and what comes later in a text, into an answer.
 """
 
 from __future__ import annotations
@@ -51,8 +54,7 @@ def make_layers(network: Network, lr: LearningRates, optimizer: OptimizerFactory
     """A layer for each part of a network; see :func:`pipeal.methods.make_layers`."""
     rate = one_rate(lr, "DGL")
     for part in network.parts():
-        maps, width = _maps(part) if part.ahead else ([part.pool], part.width)
-        head = nn.Sequential(*maps, nn.Linear(width, network.outputs))
+        head = _head(network, part) if part.ahead else part.linear_head(network.outputs)
         yield Greedy(part.f, head, network.criterion(), rate, optimizer)
 
 
@@ -72,10 +74,10 @@ class AtEachPlace(nn.Module):
         return self.maps(x) if isinstance(x, Tensor) else (self.maps(x[0]), *x[1:])
 
 
-def _maps(part: Part) -> tuple[list[nn.Module], int]:
-    """The head of a hidden part but for its last linear map, and what that reads."""
+def _head(network: Network, part: Part) -> nn.Module:
+    """That of a hidden part."""
     features = part.features
-    if isinstance(features, Tensor) and features.dim() == 4:
+    if network.is_image(features):
         channels = features.shape[1]
         coarse = [-(-side // _COARSER) for side in features.shape[2:]]
         cells = [min(_CELLS, side) for side in coarse]
@@ -86,10 +88,14 @@ def _maps(part: Part) -> tuple[list[nn.Module], int]:
         ]
         width = channels * prod(cells)
         pooled = [CellMeans(*coarse), *convolutions, CellMeans(*cells), nn.Flatten()]
-        return [*pooled, *_linear_maps(width, BatchNorm)], width
+        return nn.Sequential(*pooled, *_linear_maps(width, BatchNorm), nn.Linear(width, network.outputs))
+    if network.per_place:  # the pool puts vectors of places last, however they lie in the features
+        maps = _linear_maps(part.width, nn.LayerNorm) + _linear_maps(part.width, nn.LayerNorm)
+        return nn.Sequential(part.pool, *maps, nn.Linear(part.width, network.outputs))
     dim = (features if isinstance(features, Tensor) else features[0]).shape[-1]
     each = AtEachPlace(nn.Sequential(*_linear_maps(dim, nn.LayerNorm)))
-    return [each, part.pool, *_linear_maps(part.width, nn.LayerNorm)], part.width
+    maps = _linear_maps(part.width, nn.LayerNorm)
+    return nn.Sequential(each, part.pool, *maps, nn.Linear(part.width, network.outputs))
 
 
 def _linear_maps(width: int, norm: type[nn.Module]) -> list[nn.Module]:

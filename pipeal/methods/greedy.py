@@ -65,5 +65,4 @@ def make_layers(network: Network, lr: LearningRates, optimizer: OptimizerFactory
     """A layer for each part of a network; see :func:`pipeal.methods.make_layers`."""
     rate = one_rate(lr, "greedy")
     for part in network.parts():
-        head = nn.Sequential(part.pool, nn.Linear(part.width, network.outputs))
-        yield Greedy(part.f, head, network.criterion(), rate, optimizer)
+        yield Greedy(part.f, part.linear_head(network.outputs), network.criterion(), rate, optimizer)

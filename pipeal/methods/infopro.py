@@ -174,8 +174,7 @@ def make_layers(
     for part in network.parts():
         hidden = part.number + len(part.ahead)
         if not part.ahead:
-            head = nn.Sequential(part.pool, nn.Linear(part.width, network.outputs))
-            yield Greedy(part.f, head, network.criterion(), rate, optimizer)
+            yield Greedy(part.f, part.linear_head(network.outputs), network.criterion(), rate, optimizer)
             continue
         colours = colours or _channels_read(part.f)
         share = part.number / (hidden - 1) if hidden > 1 else 0.0
@@ -230,9 +229,9 @@ def _channels_read(f: nn.Module) -> int:
 
 def _require_images(network: Network) -> None:
     for unit in network.units:
-        if not isinstance(unit.features, Tensor) or unit.features.dim() != 4:
-            kind = "a language model" if network.per_place else "no model of images alone"
+        if not network.is_image(unit.features):
+            kind = "answers at each place" if network.per_place else "is no model of images alone"
             raise ConfigError(
-                f"InfoPro rebuilds the input image from features (B, C, H, W), but this is {kind}: it has features of "
-                f"{describe(shapes_of(unit.features))}; train it by another method, such as dgl"
+                f"InfoPro rebuilds the input image from features (B, C, H, W), but this network {kind}: "
+                f"it has features of {describe(shapes_of(unit.features))}; train it by another method, such as dgl"
             )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from torch import nn
+from torch import Tensor, nn
 
 from pipeal.core.errors import ConfigError
 from pipeal.core.tree import Tree
@@ -58,6 +58,10 @@ class Part:
     pool: nn.Module
     ahead: Sequence[Sequence[Unit]]
 
+    def linear_head(self, outputs: int) -> nn.Module:
+        """From features to answers ``outputs`` wide by one linear map: what the last part of a network has."""
+        return nn.Sequential(self.pool, nn.Linear(self.width, outputs))
+
 
 def in_a_row(modules: Sequence[nn.Module]) -> nn.Module:
     """Modules as one; a single one is itself."""
@@ -96,6 +100,10 @@ class Network:
     has_classes: bool = True
     join: Callable[[Sequence[nn.Module]], nn.Module] = in_a_row
     drawn_first: bool = False
+
+    def is_image(self, features: Tree) -> bool:
+        """Whether such features are images, ``(B, C, H, W)``, that are answered as a whole."""
+        return not self.per_place and isinstance(features, Tensor) and features.dim() == 4
 
     def parts(self) -> Iterator[Part]:
         """The parts, in order; those to come may be drawn after what a method makes of the ones before."""

@@ -26,11 +26,6 @@ _LEAST_LENGTH = 1e-8
 """A shorter vector has no direction. The authors add as much to a length, which leaves a gradient of 1e8."""
 
 
-def is_image(network: Network, part: Part) -> bool:
-    """Whether a part gives images ``(B, C, H, W)`` that are answered as a whole."""
-    return not network.per_place and isinstance(part.features, Tensor) and part.features.dim() == 4
-
-
 def to_vectors(network: Network, part: Part, cells: int | None) -> tuple[list[nn.Module], int]:
     """New modules from features to what a projector reads, ``(B, D)`` or one per place, and ``D``.
 
@@ -39,7 +34,7 @@ def to_vectors(network: Network, part: Part, cells: int | None) -> tuple[list[nn
         part: Of which features.
         cells: The most that a side of an image is divided into, whose means are read; None for every pixel.
     """
-    if not is_image(network, part):
+    if not network.is_image(part.features):
         pool, width = network.pool(part.features)
         return [pool], width
     channels, *sides = part.features.shape[1:]

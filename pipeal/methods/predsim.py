@@ -41,7 +41,7 @@ from pipeal.methods.greedy import Greedy
 from pipeal.methods.layer import LocalLayer
 from pipeal.methods.network import Network, Part
 from pipeal.methods.optimizers import LearningRates, OptimizerFactory, one_rate, open_optimizer
-from pipeal.methods.pairs import in_groups, is_image, similarity_error
+from pipeal.methods.pairs import in_groups, similarity_error
 from pipeal.methods.pooling import CellMeans
 
 
@@ -157,8 +157,7 @@ def make_layers(
         raise ConfigError(f"beta is {beta}; expected 0 <= beta < 1")
     for part in network.parts():
         if not part.ahead:
-            head = nn.Sequential(part.pool, nn.Linear(part.width, network.outputs))
-            yield Greedy(part.f, head, network.criterion(), rate, optimizer)
+            yield Greedy(part.f, part.linear_head(network.outputs), network.criterion(), rate, optimizer)
             continue
         classifier = _classifier(network, part, decoder)
         similar = Similarity(_map(network, part, std), network.outputs)
@@ -166,7 +165,7 @@ def make_layers(
 
 
 def _classifier(network: Network, part: Part, decoder: int) -> nn.Module:
-    if not is_image(network, part):
+    if not network.is_image(part.features):
         return nn.Sequential(part.pool, FromZero(part.width, network.outputs))
     channels, height, width = part.features.shape[1:]
     rows, columns = cells(channels, height, width, decoder)
@@ -174,7 +173,7 @@ def _classifier(network: Network, part: Part, decoder: int) -> nn.Module:
 
 
 def _map(network: Network, part: Part, std: bool) -> nn.Module:
-    if not is_image(network, part):
+    if not network.is_image(part.features):
         pool, width = network.pool(part.features)
         return nn.Sequential(pool, nn.Linear(width, width, bias=False))
     channels = part.features.shape[1]

@@ -44,7 +44,7 @@ from pipeal.methods.greedy import Greedy
 from pipeal.methods.layer import LocalLayer
 from pipeal.methods.network import Network, Part
 from pipeal.methods.optimizers import LearningRates, OptimizerFactory, one_rate, open_optimizer
-from pipeal.methods.pairs import directions, in_groups, is_image, to_vectors
+from pipeal.methods.pairs import directions, in_groups, to_vectors
 
 Projector: TypeAlias = Literal["identity", "linear", "mlp"]
 PROJECTORS = ("identity", "linear", "mlp")
@@ -171,10 +171,9 @@ def make_layers(
         raise ConfigError(f"temperature is {temperature}; expected a number above 0")
     for part in network.parts():
         if not part.ahead:
-            head = nn.Sequential(part.pool, nn.Linear(part.width, network.outputs))
-            yield Greedy(part.f, head, network.criterion(), rate, optimizer)
+            yield Greedy(part.f, part.linear_head(network.outputs), network.criterion(), rate, optimizer)
             continue
-        head = nn.Sequential(part.pool, nn.Linear(part.width, network.outputs))
+        head = part.linear_head(network.outputs)
         contrast = Contrast(_projector(network, part, projector, hidden, width, cells), temperature)
         yield SCPL(part.f, head, contrast, network.criterion(), lr=rate, optimizer=optimizer)
 
@@ -183,7 +182,7 @@ def _projector(
     network: Network, part: Part, kind: Projector | None, hidden: int | None, width: int | None, cells: int | None
 ) -> nn.Module:
     before, given = to_vectors(network, part, cells)
-    image = is_image(network, part)
+    image = network.is_image(part.features)
     kind = kind or ("mlp" if image else "identity")
     hidden = hidden or (512 if image else given)
     width = width or (1024 if image else given)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from pipeal import Pipeline
+from pipeal import ALPackage, Pipeline
 from pipeal.methods.greedy import Greedy
 from pipeal.models import TextDims, build_text
 from tests.methods.test_greedy import batches, built
@@ -143,6 +143,20 @@ def test_nothing_later_in_a_text_changes_an_answer() -> None:
         found, changed = package.infer(x, exit_at), package.infer(other, exit_at)
         assert torch.equal(found[:, :4], changed[:, :4])
         assert not torch.equal(found[:, 4:], changed[:, 4:])
+
+
+def test_pixels_are_told_by_every_layer() -> None:
+    """Symptom: ``targets are (2, 8, 8) int64 and logits (2, 5) float32``. Cause: heads answered for an image."""
+    pieces = [nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU()), nn.Conv2d(6, 5, 1)]
+    package = ALPackage.from_bp(pieces, torch.randn(2, 3, 8, 8), 5, task="per-place", method="dgl")
+    x, y = torch.randn(2, 3, 8, 8), torch.randint(5, (2, 8, 8))
+    package(x, y)
+    assert all(torch.as_tensor(losses).isfinite().all() for losses in package.losses())
+    other = x.clone()
+    other[:, :, 6:] += 1
+    found, changed = package.infer(x, 1), package.infer(other, 1)
+    assert torch.equal(found[:, :5], changed[:, :5])
+    assert not torch.equal(found[:, 6:], changed[:, 6:])
 
 
 def test_the_last_part_has_the_networks_own_linear_classifier() -> None:

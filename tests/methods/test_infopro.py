@@ -217,11 +217,11 @@ def test_a_batch_learnt_from_in_parts_teaches_what_it_does_whole(where: str) -> 
 
 def test_what_has_no_image_is_refused() -> None:
     for build, kind in (
-        (lambda: build_text("lstm", "infopro", vocab_size=9, classes=3), "no model of images alone"),
-        (lambda: build_language("charlm", "infopro", characters=9), "a language model"),
+        (lambda: build_text("lstm", "infopro", vocab_size=9, classes=3), "is no model of images alone"),
+        (lambda: build_language("charlm", "infopro", characters=9), "answers at each place"),
     ):
         before = torch.get_rng_state()
-        with pytest.raises(ConfigError, match=rf"InfoPro rebuilds the input image .*, but this is {kind}"):
+        with pytest.raises(ConfigError, match=rf"InfoPro rebuilds the input image .*, but this network {kind}"):
             build()
         assert torch.equal(before, torch.get_rng_state())  # before anything was drawn
     with pytest.raises(ConfigError, match="width is 0"):
