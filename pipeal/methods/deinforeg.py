@@ -46,7 +46,7 @@ from pipeal.methods.layer import LocalLayer
 from pipeal.methods.network import Network, Part
 from pipeal.methods.norm import BatchNorm
 from pipeal.methods.optimizers import LearningRates, OptimizerFactory, one_rate, open_optimizer
-from pipeal.methods.pairs import directions, in_groups, similarity_error, to_vectors
+from pipeal.methods.pairs import directions, in_groups, require_classes, similarity_error, to_vectors
 
 _UNDER_ROOT = 1e-7
 """Added to a variance before its root is taken, as in the authors' code."""
@@ -173,9 +173,10 @@ def make_layers(
         cells: The most that a side of an image is divided into, whose means are projected; None for every pixel.
 
     Raises:
-        ConfigError: An option is out of its range, or there are learning rates for sides.
+        ConfigError: An option is out of its range, there are learning rates for sides, or targets are no classes.
     """
     rate = one_rate(lr, "DeInfoReg")
+    require_classes(network, "DeInfoReg")
     check_counts(width=width, cells=cells)
     weights = (classifier, variance, invariance, covariance)
     if min(weights) < 0:

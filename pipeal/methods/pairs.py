@@ -19,11 +19,26 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from pipeal.core.errors import ConfigError, DataError
+from pipeal.core.tree import describe, shapes_of
 from pipeal.methods.network import Network, Part
 from pipeal.methods.pooling import CellMeans
 
 _LEAST_LENGTH = 1e-8
 """A shorter vector has no direction. The authors add as much to a length, which leaves a gradient of 1e8."""
+
+
+def require_classes(network: Network, label: str) -> None:
+    """Refuses a task by whose targets samples cannot be told apart.
+
+    Raises:
+        ConfigError: Targets are numbers; the method is called ``label``.
+    """
+    if not network.has_classes:
+        raise ConfigError(
+            f"{label} compares samples by their classes, but the targets of this task are numbers; train it by another "
+            "method, such as dgl"
+        )
 
 
 def to_vectors(network: Network, part: Part, cells: int | None) -> tuple[list[nn.Module], int]:
@@ -44,7 +59,16 @@ def to_vectors(network: Network, part: Part, cells: int | None) -> tuple[list[nn
 
 
 def in_groups(vectors: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Vectors ``(B, D)`` or ``(B, …, D)`` and their labels to ``(G, N, D)`` float32 and ``(G, N)``."""
+    """Vectors ``(B, D)`` or ``(B, …, D)`` and their labels to ``(G, N, D)`` float32 and ``(G, N)``.
+
+    Raises:
+        DataError: There is not one class for each vector.
+    """
+    if y.is_floating_point() or y.shape != vectors.shape[:-1]:
+        raise DataError(
+            f"targets are {describe(shapes_of(y))}; expected {tuple(vectors.shape[:-1])} class numbers, as whole "
+            "numbers, by which samples are compared"
+        )
     if vectors.dim() == 2:
         vectors, y = vectors.unsqueeze(0), y.unsqueeze(0)
     return vectors.flatten(1, -2).float(), y.flatten(1)

@@ -41,7 +41,7 @@ from pipeal.methods.greedy import Greedy
 from pipeal.methods.layer import LocalLayer
 from pipeal.methods.network import Network, Part
 from pipeal.methods.optimizers import LearningRates, OptimizerFactory, one_rate, open_optimizer
-from pipeal.methods.pairs import in_groups, similarity_error
+from pipeal.methods.pairs import in_groups, require_classes, similarity_error
 from pipeal.methods.pooling import CellMeans
 
 
@@ -149,9 +149,10 @@ def make_layers(
         decoder: The most numbers that a classifier reads of an image.
 
     Raises:
-        ConfigError: An option is out of its range, or there are learning rates for sides.
+        ConfigError: An option is out of its range, there are learning rates for sides, or targets are no classes.
     """
     rate = one_rate(lr, "PredSim")
+    require_classes(network, "PredSim")
     check_counts(decoder=decoder)
     if not 0 <= beta < 1:
         raise ConfigError(f"beta is {beta}; expected 0 <= beta < 1")

@@ -44,7 +44,7 @@ from pipeal.methods.greedy import Greedy
 from pipeal.methods.layer import LocalLayer
 from pipeal.methods.network import Network, Part
 from pipeal.methods.optimizers import LearningRates, OptimizerFactory, one_rate, open_optimizer
-from pipeal.methods.pairs import directions, in_groups, to_vectors
+from pipeal.methods.pairs import directions, in_groups, require_classes, to_vectors
 
 Projector: TypeAlias = Literal["identity", "linear", "mlp"]
 PROJECTORS = ("identity", "linear", "mlp")
@@ -161,9 +161,10 @@ def make_layers(
         cells: The most that a side of an image is divided into, whose means are projected; None for every pixel.
 
     Raises:
-        ConfigError: An option is out of its range, or there are learning rates for sides.
+        ConfigError: An option is out of its range, there are learning rates for sides, or targets are no classes.
     """
     rate = one_rate(lr, "SCPL")
+    require_classes(network, "SCPL")
     check_counts(hidden=hidden, width=width, cells=cells)
     if projector is not None:
         check_named("projector", projector, PROJECTORS)

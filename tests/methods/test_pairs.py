@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeal import Pipeline
+from pipeal import ALPackage, Pipeline
+from pipeal.core.errors import ConfigError, DataError
+from pipeal.core.methods import METHODS as TOLD
 from pipeal.methods import make_layers
 from pipeal.methods.deinforeg import Terms
 from pipeal.methods.layer import LocalLayer
@@ -19,7 +21,7 @@ from pipeal.methods.scpl import Contrast
 from pipeal.models import Transformer
 from tests.methods.test_greedy import NAMES, TEXT, batches, built
 
-METHODS = ("predsim", "scpl", "deinforeg")
+METHODS = tuple(name for name, method in TOLD.items() if method.compares_samples)
 LOSSES: dict[str, Callable[[], nn.Module]] = {
     "predsim": lambda: Similarity(nn.Identity(), 5),
     "scpl": lambda: Contrast(nn.Identity()),
@@ -105,6 +107,20 @@ def test_a_place_without_a_label_is_in_no_pair(method: str) -> None:
     assert nothing.isfinite().all()
     assert vectors.grad is not None
     assert not vectors.grad.any()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_targets_that_are_no_classes_are_refused_in_one_line(method: str) -> None:
+    """Symptom: ``The size of tensor a (4) must match the size of tensor b (12)``, in the first batch."""
+    pieces, x, label = [nn.Linear(6, 8), nn.Linear(8, 8)], torch.randn(4, 6), TOLD[method].label
+    for task in ("regression", "multilabel"):
+        with pytest.raises(
+            ConfigError, match=f"^{label} compares samples by their classes, but the targets .* numbers"
+        ):
+            ALPackage.from_bp(pieces, x, 3, task=task, method=method)  # type: ignore[arg-type]
+    package = ALPackage.from_bp(pieces, x, 3, method=method)
+    with pytest.raises(DataError, match=r"targets are \(4, 3\) float32; expected \(4,\) class numbers"):
+        package[0](x, torch.rand(4, 3).softmax(1))
 
 
 @pytest.mark.parametrize("method", ["predsim", "scpl"])
