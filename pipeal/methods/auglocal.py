@@ -24,12 +24,13 @@ Other than there:
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from torch import nn
 
-from pipeal.core.errors import ConfigError, check_counts
+from pipeal.core.errors import ConfigError
 from pipeal.methods.greedy import Greedy
-from pipeal.methods.lookahead import look_ahead
+from pipeal.methods.lookahead import Ahead
 from pipeal.methods.network import Network
 from pipeal.methods.optimizers import LearningRates, OptimizerFactory, one_rate
 
@@ -61,12 +62,12 @@ def make_layers(
     rate = one_rate(lr, "AugLocal")
     if not 0 <= pyramid < 1:
         raise ConfigError(f"pyramid is {pyramid}; expected 0 <= pyramid < 1")
-    check_counts(depth=depth)
+    ahead = Ahead(depth=depth, width=width)
     for part in network.parts():
-        wanted = (
-            None if depth is None else fewer_above(depth, pyramid, part.number, hidden=part.number + len(part.ahead))
-        )
-        copies, features = look_ahead(part.ahead, part.features, depth=wanted, width=width)
+        if depth is not None:
+            wanted = fewer_above(depth, pyramid, part.number, hidden=part.number + len(part.ahead))
+            ahead = replace(ahead, depth=wanted)
+        copies, features = ahead.of(part)
         pool, size = network.pool(features)
         head = nn.Sequential(*copies, pool, nn.Linear(size, network.outputs))
         yield Greedy(part.f, head, network.criterion(), rate, optimizer)

@@ -12,14 +12,13 @@ it: the network's own blocks never see them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import nn
 
 from pipeal.core.errors import ConfigError, check_counts
 from pipeal.core.tree import Tree, shapes_of
-from pipeal.methods.network import Part, Unit
+from pipeal.methods.network import Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +26,8 @@ class Ahead:
     """How far a part looks ahead.
 
     Attributes:
-        depth: How many copies at most; None for one of the first block of every part still to come.
+        depth: How many copies at most, as :func:`sampled` chooses them; None for one of the first block of every part
+            still to come.
         width: Of the copies, as a multiple of the network's own.
         shared: Whether neighbouring copies of blocks that are alike, as those of a text model are, have the same
             weights: one block, gone through several times.
@@ -46,8 +46,36 @@ class Ahead:
             raise ConfigError(f"width is {self.width}; expected a multiple of the network's own, above 0")
 
     def of(self, part: Part) -> tuple[list[nn.Module], Tree]:
-        """The copies that a part looks ahead with; as :func:`look_ahead`."""
-        return look_ahead(part.ahead, part.features, depth=self.depth, width=self.width, shared=self.shared)
+        """Fresh copies of units that are still to come after a part, each reading what the one before gives.
+
+        Returns:
+            The copies, in order, and what the last one gives, of one sample, on the meta device: the part's features
+            themselves where nothing is to come.
+
+        Raises:
+            ConfigError: A unit cannot be copied.
+        """
+        units = [unit for later in part.ahead for unit in later]
+        if self.depth is None:
+            chosen = [later[0] for later in part.ahead]
+        else:
+            chosen = [units[place] for place in sampled(len(units), self.depth)]
+        copies: list[nn.Module] = []
+        features, before, same = part.features, None, False
+        for unit in chosen:
+            if unit.fresh is None:
+                raise ConfigError(
+                    "a block still to come reads the network's input, so that no copy of it reads features"
+                )
+            # Alike: made by the same function. That of the last one may read something narrower than it gives.
+            if self.shared and unit.fresh == before and same:
+                last = copies.pop()
+                copies.append(Repeated(last.block, last.times + 1) if isinstance(last, Repeated) else Repeated(last, 2))
+                continue
+            copy, given = unit.fresh(features, self.width)
+            before, same, features = unit.fresh, shapes_of(given) == shapes_of(features), given
+            copies.append(copy)
+        return copies, features
 
 
 class Repeated(nn.Module):
@@ -68,46 +96,6 @@ class Repeated(nn.Module):
         for _ in range(self.times):
             x = self.block(x)
         return x
-
-
-def look_ahead(
-    ahead: Sequence[Sequence[Unit]], features: Tree, *, depth: int | None, width: float, shared: bool = False
-) -> tuple[list[nn.Module], Tree]:
-    """Fresh copies of units still to come, each reading what the one before gives.
-
-    Args:
-        ahead: The units of each part still to come.
-        features: What the first copy reads, of one sample, on the meta device.
-        depth: How many copies at most, as :func:`sampled` chooses them; None for one of the first unit of every part.
-        width: Of the copies, as a multiple of their units'.
-        shared: As :class:`Ahead` says.
-
-    Returns:
-        The copies, in order, and what the last one gives, of one sample, on the meta device: ``features`` themselves
-        where nothing is to come.
-
-    Raises:
-        ConfigError: ``depth`` is below 1, ``width`` is not above 0, or a unit cannot be copied.
-    """
-    check_counts(depth=depth)
-    if not width > 0:
-        raise ConfigError(f"width is {width}; expected a multiple of the network's own, above 0")
-    units = [unit for part in ahead for unit in part]
-    chosen = [part[0] for part in ahead] if depth is None else [units[place] for place in sampled(len(units), depth)]
-    copies: list[nn.Module] = []
-    before, same = None, False
-    for unit in chosen:
-        if unit.fresh is None:
-            raise ConfigError("a block still to come reads the network's input, so that no copy of it reads features")
-        # Alike: made by the same function. That of the last one may read something narrower than it gives.
-        if shared and unit.fresh == before and same:
-            last = copies.pop()
-            copies.append(Repeated(last.block, last.times + 1) if isinstance(last, Repeated) else Repeated(last, 2))
-            continue
-        copy, given = unit.fresh(features, width)
-        before, same, features = unit.fresh, shapes_of(given) == shapes_of(features), given
-        copies.append(copy)
-    return copies, features
 
 
 def sampled(count: int, depth: int) -> list[int]:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from pipeal.core.errors import ConfigError
 from pipeal.methods import Network, al
-from pipeal.methods.lookahead import Ahead, Repeated, look_ahead, sampled
-from pipeal.methods.network import Unit
+from pipeal.methods.lookahead import Ahead, Repeated, sampled
+from pipeal.methods.network import Part, Unit
 from pipeal.models.charlm import CharDims, CharLM
 from pipeal.models.text import LSTM, TextDims, Transformer
 from pipeal.models.vision import VGG, Resnet, VisionDims
@@ -54,30 +54,33 @@ def units(*widths: int) -> list[Unit]:
     return [unit(number, width) for number, width in enumerate(widths)]
 
 
+def part(features: Tensor, *ahead: list[Unit]) -> Part:
+    return Part(nn.Identity(), 0, features, 0, nn.Identity(), ahead)
+
+
 @pytest.mark.parametrize(
     ("depth", "wanted"), [(None, [0, 2, 3]), (1, [5]), (2, [2, 5]), (3, [1, 3, 5]), (6, range(6)), (9, range(6))]
 )
 @pytest.mark.parametrize("times", [1.0, 0.5])
 def test_each_copy_reads_what_the_one_before_gives(depth: int | None, wanted: list[int], times: float) -> None:
     row = units(4, 6, 8, 10, 12, 14)
-    copies, features = look_ahead(
-        [row[:2], row[2:3], row[3:]], torch.empty(1, 5, device="meta"), depth=depth, width=times
-    )
+    below = part(torch.empty(1, 5, device="meta"), row[:2], row[2:3], row[3:])
+    copies, features = Ahead(depth, times).of(below)
     assert [copy.number for copy in copies] == list(wanted)
     assert nn.Sequential(*copies)(torch.zeros(3, 5)).shape == (3, features.shape[1])
     assert features.shape == (1, round((4 + 2 * wanted[-1]) * times))
 
 
 def test_what_cannot_be() -> None:
-    row, features = units(4, 6), torch.empty(1, 5, device="meta")
-    assert look_ahead([], features, depth=None, width=1.0) == ([], features)
+    features = torch.empty(1, 5, device="meta")
+    assert Ahead().of(part(features)) == ([], features)
     with pytest.raises(ConfigError, match="depth is 0; expected a whole number, at least 1"):
-        look_ahead([row], features, depth=0, width=1.0)
+        Ahead(depth=0)
     for width in (0.0, float("nan")):
         with pytest.raises(ConfigError, match=r"width is .*; expected a multiple of the network's own, above 0"):
-            look_ahead([row], features, depth=None, width=width)
+            Ahead(width=width)
     with pytest.raises(ConfigError, match="a block still to come reads the network's input"):
-        look_ahead([[Unit(list, features)]], features, depth=None, width=1.0)
+        Ahead().of(part(features, [Unit(list, features)]))
 
 
 NETWORKS: dict[str, Callable[[Ahead, Any], Network]] = {
@@ -117,13 +120,14 @@ def test_bridges_of_al_look_ahead_and_learn(name: str, ahead: Ahead) -> None:
 def test_shared_copies_are_one_block_gone_through_as_often_as_there_are_copies() -> None:
     (unit,) = next(NETWORKS["charlm"](Ahead(), "linear").parts()).ahead[0]
     features = torch.empty(1, 1, 32, device="meta")
-    apart, _ = look_ahead([[unit]] * 3, features, depth=None, width=1.0)
-    (together,), given = look_ahead([[unit]] * 3, features, depth=None, width=1.0, shared=True)
+    below = part(features, *[[unit]] * 3)
+    apart, _ = Ahead().of(below)
+    (together,), given = Ahead(shared=True).of(below)
     assert isinstance(together, Repeated)
     assert together.times == len(apart) == 3
     x = torch.randn(2, 5, 32)
     assert torch.equal(together.eval()(x), together.block(together.block(together.block(x))))
     assert given.shape == features.shape
-    thin, given = look_ahead([[unit]] * 3, features, depth=None, width=0.5, shared=True)
+    thin, given = Ahead(width=0.5, shared=True).of(below)
     assert [type(one) for one in thin[1:]] == [Repeated], "the first of them reads wider features"
     assert given.shape[-1] == 16

@@ -93,7 +93,7 @@ def bridge_of(part: Part, ahead: Ahead, code: int, *, style: BridgeKind, **optio
         style: As there, or ``lookahead``.
 
     Raises:
-        ConfigError: As there, or as :func:`pipeal.methods.lookahead.look_ahead`.
+        ConfigError: As there, or as :meth:`pipeal.methods.lookahead.Ahead.of`.
     """
     if style != "lookahead":
         return bridge_for(part.features, code, style=style, **options)
