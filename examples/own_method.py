@@ -17,15 +17,15 @@ class Apart(LocalLayer):
 
     def __init__(self, f, width, classes):
         super().__init__()
-        self.f, self.head = f, nn.Linear(width, classes)
+        self.f, self.head, self.classes = f, nn.Linear(width, classes), classes
         self.opt = open_optimizer(None, self, lr=3e-3)  # fused Adam over all parameters of the layer
 
     def forward(self, x, y):
         out = self.f(x)
-        classes, place = y.unique(return_inverse=True)
-        means = torch.stack([out[y == label].mean(0) for label in classes])
-        within = (out - means[place]).square().mean()
-        between = torch.exp(-torch.pdist(means)).mean() if len(means) > 1 else within * 0
+        member = nn.functional.one_hot(y, self.classes).to(out.dtype)  # no y.unique(), for which a GPU would wait
+        means = member.t() @ out / member.sum(0).clamp_min(1).unsqueeze(1)
+        within = (out - means[y]).square().mean()
+        between = torch.exp(-torch.pdist(means)).mean()
         answer = nn.functional.cross_entropy(self.head(out.detach()), y)  # a probe: it changes nothing of the features
         self.keep(answer, within + between)  # the losses; the engine calls backward() and update()
         return out.detach(), y  # what the next part gets: nothing flows back

@@ -1,4 +1,4 @@
-"""Every program in ``examples/`` runs, in under 80 lines, and says what its first lines promise."""
+"""Every program in ``examples/`` runs, in under 60 lines, and says what its first lines promise."""
 
 from __future__ import annotations
 

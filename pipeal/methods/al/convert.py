@@ -31,7 +31,7 @@ from pipeal.methods.al.bridges import Pool
 from pipeal.methods.al.cut_network import as_network
 from pipeal.methods.al.place_codes import padding_of
 from pipeal.methods.al.sides import Conversion, EachPlace, Forward, OwnBlocks, Places, Pools, Sides, WholeInput
-from pipeal.methods.al.source import Network, Source, named_network
+from pipeal.methods.al.source import Model, Source, named_network
 from pipeal.methods.al.summary import LayerShapes, find_shapes
 from pipeal.methods.cutting.calling import Answer, called, fields_of, packed
 from pipeal.methods.cutting.cut import Part, cut, refuse_ties
@@ -48,7 +48,7 @@ _META = torch.device("meta")
 
 
 def convert(
-    model: Network,
+    model: Model,
     sample: Tree,
     how: Conversion,
     split: Sequence[str] | int | None = None,
@@ -75,7 +75,7 @@ def convert(
 
 
 def _convert(
-    model: Network,
+    model: Model,
     sample: Tree,
     how: Conversion,
     split: Sequence[str] | int | None,
@@ -166,14 +166,14 @@ def _default_type(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def _whole(model: Network, sample: Tree) -> Part:
+def _whole(model: Model, sample: Tree) -> Part:
     """All of a network as one part."""
     single = isinstance(model, nn.Module) and not isinstance(model, nn.ModuleList)
     parts = _parts([model] if single else model, None, sample)  # type: ignore[list-item]
     return parts[0] if len(parts) == 1 else Part(parts[0].name, nn.Sequential(*(part.module for part in parts)))
 
 
-def _parts(model: Network, split: Sequence[str] | int | None, sample: Tree) -> list[Part]:
+def _parts(model: Model, split: Sequence[str] | int | None, sample: Tree) -> list[Part]:
     if _is_packed(sample):
         raise packed("the sample is")
     if not isinstance(model, Encoder):

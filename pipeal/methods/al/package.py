@@ -22,7 +22,7 @@ from pipeal.methods.al.codes import LabelStyle, Task
 from pipeal.methods.al.convert import convert
 from pipeal.methods.al.layers import AL
 from pipeal.methods.al.sides import Conversion, OwnBlocks, PerPlace, Pools
-from pipeal.methods.al.source import Network
+from pipeal.methods.al.source import Model
 from pipeal.methods.al.summary import LayerShapes, Summary, find_shapes, summarize
 from pipeal.methods.optimizers import LearningRates, OptimizerFactory
 
@@ -61,7 +61,7 @@ class ALPackage(nn.Module):
     @classmethod
     def from_bp(
         cls,
-        model: Network,
+        model: Model,
         sample: Tree,
         outputs: int,
         *,

@@ -14,7 +14,8 @@ from pipeal.methods.cutting.encoder import Encoder
 from pipeal.methods.cutting.piece import Piece
 from pipeal.methods.layer import LocalLayer
 
-Network: TypeAlias = nn.Module | Sequence[nn.Module] | Encoder
+Model: TypeAlias = nn.Module | Sequence[nn.Module] | Encoder
+"""A network as a user has it; :class:`pipeal.methods.network.Network` is one as methods take it."""
 
 
 class Source:
