@@ -168,9 +168,8 @@ def _bridge(dims: CharDims, part: Part) -> tuple[list[nn.Module], int]:
     never deep: that path is as deep as the BP form."""
     before: list[nn.Module] = []
     features = part.features
-    if dims.bridges == "lookahead":
-        before, features = dims.ahead.of(part)
-    elif dims.bridges == "block" and part.ahead:
-        before = [_block(dims)]
+    if dims.bridges != "linear":
+        ahead = Ahead(depth=1) if dims.bridges == "block" else dims.ahead
+        before, features = ahead.of(part)
     width = features.shape[-1]
     return [*before, nn.LayerNorm(width)], width

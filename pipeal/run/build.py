@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from pipeal.config import LrConfig, RunConfig
-from pipeal.config.schema import USUAL_RATE
+from pipeal.config.schema import USUAL_RATE, ModelConfig
 from pipeal.core.errors import ConfigError
 from pipeal.core.methods import METHODS
 from pipeal.core.names import Names
@@ -25,6 +25,7 @@ from pipeal.data import WHOLE, EpochBatches, Share
 from pipeal.engine import Pipeline
 from pipeal.engine.devices.threads import intra_op_threads
 from pipeal.methods.al import ALPackage, LearningRates
+from pipeal.methods.lookahead import Ahead
 from pipeal.run.stopping import StopRequest
 from pipeal.training.evaluation import Criterion
 
@@ -241,6 +242,11 @@ def method_options(config: RunConfig, mode: str) -> dict[str, Any]:
     """What the configuration says to the method alone, as keyword arguments of its ``make_layers``."""
     section = getattr(config.methods, METHODS[mode].module, None)
     return {} if section is None else {option.name: getattr(section, option.name) for option in fields(section)}
+
+
+def looks_ahead(model: ModelConfig) -> Ahead:
+    """How far the bridges of AL look ahead, as the sizes of models have it."""
+    return Ahead(**asdict(model.ahead))
 
 
 def hold_out(samples: int, share: float) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

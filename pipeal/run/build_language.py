@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,9 @@ from pipeal.core.rng import key_seed
 from pipeal.data import WHOLE, Alphabet, RandomBlocks, ReadAhead, Share, read_characters
 from pipeal.engine import Pipeline
 from pipeal.methods.al import ALPackage, OptimizerFactory
-from pipeal.methods.lookahead import Ahead
 from pipeal.models import CharDims, TokenCrossEntropy, generate_each, model_layers
 from pipeal.reporting import bars
-from pipeal.run.build import SPLIT_SEED, Experiment, Models, data_root, method_options, rates, with_names
+from pipeal.run.build import SPLIT_SEED, Experiment, Models, data_root, looks_ahead, method_options, rates, with_names
 from pipeal.run.opening import new_layers
 from pipeal.run.stopping import StopRequest, Unless
 from pipeal.training.checkpoint.resume import ResumedTraining
@@ -225,4 +224,4 @@ def first_prompt(alphabet: Alphabet) -> str:
 
 def _dims(model: LanguageModelConfig) -> CharDims:
     sizes = {size.name: getattr(model, size.name) for size in fields(CharDims)}
-    return CharDims(**{**sizes, "ahead": Ahead(**asdict(model.ahead))})
+    return CharDims(**{**sizes, "ahead": looks_ahead(model)})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,6 @@ from pipeal.data import (
 )
 from pipeal.data.batching import Known, make_sampler
 from pipeal.methods.al import TouchedAdam, touch_rows
-from pipeal.methods.lookahead import Ahead
 from pipeal.models import TextDims, group_each, model_layers
 from pipeal.reporting import bars
 from pipeal.run.build import (
@@ -47,6 +46,7 @@ from pipeal.run.build import (
     facts_of,
     hold_out,
     kept_in,
+    looks_ahead,
     method_options,
     rates,
     with_names,
@@ -261,7 +261,7 @@ def _dims(model: TextModelConfig) -> TextDims:
         dropout=model.dropout,
         parts=model.parts,
         bridges=model.bridges,
-        ahead=Ahead(**asdict(model.ahead)),
+        ahead=looks_ahead(model),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ from pipeal.data import (
     load_images,
 )
 from pipeal.engine.devices.cpus import cores
-from pipeal.methods.lookahead import Ahead
 from pipeal.models import VisionDims, model_layers
 from pipeal.reporting import bars
 from pipeal.reporting.recorders import write_json
@@ -37,6 +36,7 @@ from pipeal.run.build import (
     facts_of,
     hold_out,
     kept_in,
+    looks_ahead,
     method_options,
     rates,
     with_names,
@@ -194,5 +194,5 @@ def _dims(model: VisionModelConfig, size: int) -> VisionDims:
         bridges=model.bridges,
         labels=model.labels,
         parts=model.parts,
-        ahead=Ahead(**asdict(model.ahead)),
+        ahead=looks_ahead(model),
     )

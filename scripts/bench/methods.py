@@ -114,7 +114,7 @@ class Lines:
         self.samples += samples
 
     def end_epoch(self, row: EpochRow) -> None:
-        held, test = (row.held_acc, row.test_acc) if row.held_loss is None else (row.held_loss, row.test_loss)
+        held, test = figures_of(row)
         told = "" if test is None or math.isnan(test) else f", test {test:.4f}"
         print(f"{self.label}: epoch {row.epoch}, held-out {held:.4f}{told}, {row.epoch_time:.1f} s", file=sys.stderr)
 
@@ -152,7 +152,7 @@ def trained(experiment: Experiment, form: Form, kind: Any, seed: int, epochs: in
                     pass
         except NonFiniteError as error:
             failed = f"diverged, {first_line(error)}"
-    measured = [_measured(row, is_test=kind == "seed") for row in position.rows]
+    measured = [(held, test if kind == "seed" else None) for held, test in map(figures_of, position.rows)]
     best = None if failed else best_epoch([held for held, _ in measured], is_loss=is_loss)
     if best is None and failed is None:
         failed = "diverged"
@@ -165,10 +165,11 @@ def trained(experiment: Experiment, form: Form, kind: Any, seed: int, epochs: in
     )
 
 
-def _measured(row: EpochRow, *, is_test: bool) -> tuple[float, float | None]:
+def figures_of(row: EpochRow) -> tuple[float, float | None]:
+    """Of held-out and of test samples: losses where there are some, else accuracies."""
     held, test = (row.held_acc, row.test_acc) if row.held_loss is None else (row.held_loss, row.test_loss)
     assert held is not None
-    return held, test if is_test else None
+    return held, test
 
 
 def figure(experiment: Experiment, pipe: Pipeline, part: Any) -> float:
