@@ -80,8 +80,8 @@ class Network:
         whole: Makes the network from end to end, with a head that gives answers.
         outputs: The width of an answer: classes, or characters.
         criterion: Makes the loss of an answer: ``(answer, y) -> scalar``.
-        per_place: Whether there is an answer at every place of a text, and ``y`` says what is right at each: below zero
-            where there is none.
+        per_place: Whether there is an answer at every place of a text or an image, and ``y`` says what is right at
+            each: below zero where there is none.
         has_classes: Whether ``y`` is classes; else it is numbers to come near to, by which no samples can be told
             apart.
         join: Makes one module of those of a part.
