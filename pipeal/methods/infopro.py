@@ -228,7 +228,8 @@ def _channels_read(f: nn.Module) -> int:
 
 
 def _require_images(network: Network) -> None:
-    for unit in network.units:
+    # The last part rebuilds nothing; that of a user's network may end in its own answer.
+    for unit in network.units[: -network.sizes[-1]] or network.units:
         if not network.is_image(unit.features):
             kind = "answers at each place" if network.per_place else "is no model of images alone"
             raise ConfigError(

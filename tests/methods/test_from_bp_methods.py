@@ -505,3 +505,29 @@ def test_a_copy_reads_other_features_where_it_can(lookahead: str) -> None:
             [nn.Conv2d(3, 4, 3), nn.Conv2d(4, 5, 3), nn.Conv2d(5, 4, 3)], images, 3, method=lookahead,
             method_options={"first": 1},
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("task", ["classification", "multilabel", "regression", "per-place"])
+def test_a_method_learns_a_task_or_says_that_it_cannot(task: Any, method: str) -> None:
+    """Symptom: numbers taken for classes, or an error of PyTorch's in the first forward."""
+    images = torch.randn(4, 3, 6, 8)
+    net = Segments() if task == "per-place" else nn.Sequential(*cells(), nn.Flatten(), nn.Linear(192, 3))
+    y = torch.randint(3, (4, 6, 8)) if task == "per-place" else torch.rand(4, 3).round()
+    y = torch.tensor([0, 2, 2, 1]) if task == "classification" else y
+    split = ["up", "out"] if task == "per-place" else ["2", "5"]
+    try:
+        package = ALPackage.from_bp(net, images, 3, task=task, split=split, method=method)
+    except ConfigError as refused:
+        told = str(refused)
+        assert task != "classification", told  # of images every method makes something
+        assert METHODS[method].label in told
+        assert "\n" not in told
+        return
+    with Pipeline(package, "cpu", "sequential", threads=1) as pipe:
+        first, *_, last = torch.stack([losses.sum() for losses in pipe.run([(images, y)] * 2).losses[-1]]).tolist()
+    assert first != last
+
+
+def cells() -> list[nn.Module]:
+    return [nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1), nn.ReLU(), nn.Identity()]
