@@ -64,6 +64,9 @@ IDLE: Mapping[type[RunConfig], tuple[Idle, ...]] = {
             Idle("train.mode", tuple(name for name in METHODS if METHODS[name].module != section), _options_of(section))
             for section in _sections()
         ),
+        Idle("methods.auglocal.depth", (None,), ("methods.auglocal.pyramid",)),
+        Idle("methods.scpl.projector", ("identity",), ("methods.scpl.hidden", "methods.scpl.width")),
+        Idle("methods.scpl.projector", ("linear",), ("methods.scpl.hidden",)),
         Idle("train.lr.decay", ("none",), ("train.lr.end", "train.lr.per")),
         Idle("data.held_out", (0,), ("train.exit_tolerance",)),
         Idle("engine.offload", ("none", "host"), ("engine.offload_folder",)),

@@ -170,18 +170,16 @@ def make_layers(
     _require_images(network)
     if not width > 0:
         raise ConfigError(f"width is {width}; expected a multiple of the published heads and decoders, above 0")
-    colours = 0
     for part in network.parts():
         hidden = part.number + len(part.ahead)
         if not part.ahead:
             yield Greedy(part.f, part.linear_head(network.outputs), network.criterion(), rate, optimizer)
             continue
-        colours = colours or _channels_read(part.f)
         share = part.number / (hidden - 1) if hidden > 1 else 0.0
         yield InfoPro(
             part.f,
             _head(part, network.outputs, width),
-            Decoder(part.features.shape[1], _times(_DECODER, width), colours),
+            Decoder(part.features.shape[1], _times(_DECODER, width), network.reads.shape[1]),
             network.criterion(),
             rate,
             optimizer,
@@ -219,20 +217,13 @@ def _times(size: int, width: float) -> int:
     return max(1, round(size * width))
 
 
-def _channels_read(f: nn.Module) -> int:
-    """Of the image that the first part reads."""
-    for module in f.modules():
-        if isinstance(module, nn.Conv2d):
-            return module.in_channels
-    raise ConfigError("InfoPro rebuilds the image that the first convolution reads, and the first part has none")
-
-
 def _require_images(network: Network) -> None:
     # The last part rebuilds nothing; that of a user's network may end in its own answer.
-    for unit in network.units[: -network.sizes[-1]] or network.units:
-        if not network.is_image(unit.features):
+    hidden = [unit.features for unit in network.units[: -network.sizes[-1]] or network.units]
+    for features in (*hidden, network.reads):
+        if not network.is_image(features):
             kind = "answers at each place" if network.per_place else "is no model of images alone"
             raise ConfigError(
                 f"InfoPro rebuilds the input image from features (B, C, H, W), but this network {kind}: "
-                f"it has features of {describe(shapes_of(unit.features))}; train it by another method, such as dgl"
+                f"it has features of {describe(shapes_of(features))}; train it by another method, such as dgl"
             )

@@ -84,6 +84,7 @@ class Network:
             each: below zero where there is none.
         has_classes: Whether ``y`` is classes; else it is numbers to come near to, by which no samples can be told
             apart.
+        reads: The input of one sample, on the meta device; None where no method asks for it.
         join: Makes one module of those of a part.
         drawn_first: Whether all parts are drawn before anything that a method makes of the first; else each is when it
             is asked for.
@@ -98,6 +99,7 @@ class Network:
     criterion: Callable[[], nn.Module] = nn.CrossEntropyLoss
     per_place: bool = False
     has_classes: bool = True
+    reads: Tree = None
     join: Callable[[Sequence[nn.Module]], nn.Module] = in_a_row
     drawn_first: bool = False
 

@@ -130,7 +130,8 @@ class VisionBP(BPForm):
         units = cls.units(dims)
         sizes = part_sizes(len(units), dims.parts, cls.usual)
         whole = partial(cls, classes, dims=dims)
-        return Network(units, sizes, _means, sides, whole, classes, drawn_first=not one_by_one)
+        reads = _image(dims.channels, dims.size)
+        return Network(units, sizes, _means, sides, whole, classes, reads=reads, drawn_first=not one_by_one)
 
     @staticmethod
     @abstractmethod

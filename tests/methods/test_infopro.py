@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeal import ConfigError, Pipeline
+from pipeal import ALPackage, ConfigError, Pipeline
 from pipeal.engine.runner.split import SplitWarning
 from pipeal.methods.greedy import Greedy
 from pipeal.methods.infopro import Decoder, InfoPro
@@ -226,3 +226,21 @@ def test_what_has_no_image_is_refused() -> None:
         assert torch.equal(before, torch.get_rng_state())  # before anything was drawn
     with pytest.raises(ConfigError, match="width is 0"):
         build_vision("vgg", "infopro", classes=2, method_options={"width": 0.0})
+
+
+def test_the_image_is_rebuilt_in_all_of_its_channels() -> None:
+    """Symptom: a first part whose first convolution reads one channel alone was taken for an image of one."""
+
+    class Aside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.all = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(3, 4, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.all(x) + self.one(x[:, :1])
+
+    images, y = torch.rand(4, 3, 8, 8), torch.tensor([0, 1, 2, 1])
+    net = [Aside(), nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)]
+    package = ALPackage.from_bp(net, images, 3, method="infopro")
+    package(images, y)
+    package.backward()

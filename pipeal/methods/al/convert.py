@@ -141,7 +141,7 @@ def _layers(
     if how.task == "per-place":
         places = Places.of(how, pieces[-1].out)
         sides = EachPlace(how, places, batch_size(pieces[-1].out), len(pieces))
-    network = as_network(how, pieces, sides, places)
+    network = as_network(how, sample, pieces, sides, places)
     has_labels = METHODS[how.method].has_labels
     layers, shapes = list[LocalLayer](), list[LayerShapes]()
     made: Iterator[Any] = make_layers(how.method, network, how.lr, how.optimizer, **how.method_options)

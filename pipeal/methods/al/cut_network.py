@@ -32,11 +32,14 @@ from pipeal.methods.network import Network, Part, Unit, in_a_row
 _META = torch.device("meta")
 
 
-def as_network(how: Conversion, pieces: Sequence[Forward], sides: Sides, places: Places | None) -> Network:
+def as_network(
+    how: Conversion, sample: Tree, pieces: Sequence[Forward], sides: Sides, places: Places | None
+) -> Network:
     """What a method makes its layers of.
 
     Args:
         how: What is asked for.
+        sample: What the first piece reads.
         pieces: In order, as the sample found them; each is a unit, and a part.
         sides: What builds AL's encoder and label sides.
         places: Where the network answers, if it does so at each place.
@@ -76,6 +79,7 @@ def as_network(how: Conversion, pieces: Sequence[Forward], sides: Sides, places:
         _criterion(how, class_dim),
         per_place=places is not None,
         has_classes=how.task in ("classification", "per-place"),
+        reads=map_tensors(_one_sample, sample),
     )
 
 
