@@ -15,27 +15,34 @@ import torch
 from torch import Tensor
 from torch.optim import optimizer as torch_optimizer
 
-_OF_THE_CALL = ("lr", "betas", "eps", "weight_decay", "maximize")
-"""Keys of a group that the kernel takes once for all tensors."""
+_OF_THE_CALL = ("lr", "eps", "weight_decay", "maximize")
+"""Keys of a group that the kernel takes once for all tensors, beside its betas."""
 
 _KINDS = (torch.optim.Adam, torch.optim.AdamW)
 
 
 @torch.no_grad()
 def step_and_clear(optimizers: Iterable[torch.optim.Optimizer]) -> None:
-    """Steps each optimizer, and clears its gradients: as ``step()`` and ``zero_grad()`` of each would, bit for bit."""
+    """Steps all optimizers, then clears all gradients: as ``step()`` and ``zero_grad()`` would, bit for bit.
+
+    Those that share a parameter step one after the other: a kernel would write it twice at the same time.
+    """
+    optimizers = tuple(optimizers)
+    learnt = [id(one) for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]]
+    share = len({*learnt}) < len(learnt)
     rows: dict[tuple[Any, ...], list[list[Tensor]]] = {}
+    others = []
     for optimizer in optimizers:
-        found = _rows_of(optimizer)
+        found = None if share else _rows_of(optimizer)
         if found is None:
             optimizer.step()
-            optimizer.zero_grad()
+            others.append(optimizer)
             continue
         for key, own in found.items():
             row = rows.setdefault(key, [[], [], [], [], []])
             for tensors, more in zip(row, own, strict=True):
                 tensors += more
-    for (kernel, _, (lr, betas, eps, weight_decay, maximize)), row in rows.items():
+    for (kernel, _, (beta1, beta2, lr, eps, weight_decay, maximize)), row in rows.items():
         parameters, gradients, means, squares, steps = row
         torch._foreach_add_(steps, 1)
         kernel(
@@ -47,8 +54,8 @@ def step_and_clear(optimizers: Iterable[torch.optim.Optimizer]) -> None:
             steps,
             amsgrad=False,
             lr=lr,
-            beta1=betas[0],
-            beta2=betas[1],
+            beta1=beta1,
+            beta2=beta2,
             weight_decay=weight_decay,
             eps=eps,
             maximize=maximize,
@@ -57,6 +64,8 @@ def step_and_clear(optimizers: Iterable[torch.optim.Optimizer]) -> None:
         )
         for parameter in parameters:
             parameter.grad = None
+    for optimizer in others:
+        optimizer.zero_grad()
 
 
 def _rows_of(optimizer: torch.optim.Optimizer) -> dict[tuple[Any, ...], list[list[Tensor]]] | None:
@@ -70,7 +79,7 @@ def _rows_of(optimizer: torch.optim.Optimizer) -> dict[tuple[Any, ...], list[lis
             return None
         decoupled = group.get("decoupled_weight_decay", isinstance(optimizer, torch.optim.AdamW))
         kernel = torch._fused_adamw_ if decoupled else torch._fused_adam_
-        call = tuple(group[key] for key in _OF_THE_CALL)
+        call = (*group["betas"], *(group[key] for key in _OF_THE_CALL))  # a state that was read from text has lists
         row: list[list[Tensor]] | None = None
         kind = None
         for parameter in group["params"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import partial
@@ -128,6 +129,49 @@ def test_states_that_were_loaded_are_those_that_learn() -> None:
             optimizer.load_state_dict(deepcopy(optimizer.state_dict()))
         step_and_clear([ours[0][1]])
     assert all(float(values["step"]) == 4 for values in ours[0][1].state.values())
+
+
+def test_betas_may_be_a_list_as_a_state_has_them_that_was_read_from_text() -> None:
+    made = sides([FUSED["adam"]], (3,))
+    module, optimizer = made[0]
+    text = json.loads(json.dumps(optimizer.state_dict()))
+    optimizer.load_state_dict(text)
+    assert optimizer.param_groups[0]["betas"] == [0.9, 0.999]
+    for _ in range(2):
+        for one in module.parameters():
+            one.grad = torch.randn_like(one)
+        step_and_clear([optimizer])
+    assert all(float(values["step"]) == 2 for values in optimizer.state.values())
+
+
+@pytest.mark.parametrize("kinds", [("adam", "adam"), ("adam", "plain"), ("plain", "adam")], ids="-".join)
+def test_a_parameter_of_both_sides_is_stepped_by_one_after_the_other(
+    kinds: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel of a GPU writes all tensors of a call at the same time."""
+    torch.manual_seed(0)
+    ours = nn.Linear(3, 2)
+    theirs = deepcopy(ours)
+    made = {
+        module: [{**FUSED, **OTHERS}[kind](module.parameters(), lr=0.1) for kind in kinds] for module in (ours, theirs)
+    }
+    kernel = torch._fused_adam_
+
+    def watched(parameters: Sequence[Tensor], *rest: Any, **options: Any) -> None:
+        assert len({*map(id, parameters)}) == len(parameters)
+        kernel(parameters, *rest, **options)
+
+    monkeypatch.setattr(torch, "_fused_adam_", watched)
+    for step in range(3):
+        for module in made:
+            torch.manual_seed(step)
+            for one in module.parameters():
+                one.grad = torch.randn_like(one)
+        step_and_clear(made[ours])
+        for optimizer in made[theirs]:
+            optimizer.step()
+        assert all(one.grad is None for one in ours.parameters())
+        assert all(map(torch.equal, ours.parameters(), theirs.parameters()))
 
 
 def test_a_rate_that_is_a_tensor_is_left_to_the_optimizer() -> None:
