@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pipeal.config.types import Count, Flag, NotNegative, Positive, Share
+from pipeal.config.types import Count, Flag, Multiple, NotNegative, Positive, Share
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class AugLocalConfig:
     """
 
     depth: Count | None = None
-    width: Positive = 1.0
+    width: Multiple = 1.0
     pyramid: Share = 0.5
 
 
@@ -44,7 +44,7 @@ class InfoProConfig:
     lambda_2: NotNegative = 0.05
     lambda_1_last: NotNegative = 0.2
     lambda_2_last: NotNegative = 0.5
-    width: Positive = 1.0
+    width: Multiple = 1.0
 
 
 @dataclass(frozen=True)

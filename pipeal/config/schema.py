@@ -16,6 +16,7 @@ from pipeal.config.types import (
     Grid,
     Methods,
     Mode,
+    Multiple,
     NotNegative,
     Patience,
     Positive,
@@ -49,7 +50,7 @@ class AheadConfig:
     """
 
     depth: Count | None = None
-    width: Positive = 1.0
+    width: Multiple = 1.0
     shared: Flag = False
 
 

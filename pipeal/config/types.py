@@ -46,6 +46,7 @@ Seed: TypeAlias = Annotated[
     int, Field(strict=True, ge=0, lt=2**63, description="a whole number, at least 0 and below 2^63")
 ]
 Positive: TypeAlias = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False, description="a number above 0")]
+Multiple: TypeAlias = Annotated[float, Field(strict=True, gt=0, le=64, description="a number above 0 and at most 64")]
 Patience: TypeAlias = Annotated[
     float,
     Field(strict=True, gt=0, le=604_800, allow_inf_nan=False, description="a number above 0, at most 604800 (a week)"),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from pipeal.config.schema import DataConfig, ModelConfig, RunConfig
-from pipeal.config.types import Count, Flag, Pixels, Positive, Text, Whole
+from pipeal.config.types import Count, Flag, Multiple, Pixels, Text, Whole
 from pipeal.core.names import Augmentation
 
 
@@ -30,7 +30,7 @@ class VisionModelConfig(ModelConfig):
     name: Text = "resnet"
     x_hid: Count = 1000
     y_hid: Count = 700
-    width: Positive = 1.0
+    width: Multiple = 1.0
     activation: Literal["relu", "leaky-relu"] = "relu"
     bridges: Literal["pooled", "flat", "lookahead"] = "pooled"
     labels: Literal["inverse", "published"] = "inverse"

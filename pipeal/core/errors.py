@@ -198,6 +198,16 @@ def check_counts(**sizes: int | None) -> None:
             raise ConfigError(f"{name} is {size}; expected a whole number, at least 1")
 
 
+def check_width(width: float) -> None:
+    """Refuses what is no multiple of a network's own width; wider than 64 times is a slip, and would fill the memory.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    if not 0 < width <= 64:
+        raise ConfigError(f"width is {width}; expected a number above 0 and at most 64")
+
+
 def add_note(error: BaseException, note: str) -> None:
     """``error.add_note`` for every supported Python; 3.10 has no such method, and keeps the note as 3.11 would."""
     if hasattr(error, "add_note"):

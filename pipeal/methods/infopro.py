@@ -38,7 +38,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pipeal.core.errors import ConfigError
+from pipeal.core.errors import ConfigError, check_width
 from pipeal.core.protocols import TURN, UP
 from pipeal.core.tree import Tree, describe, shapes_of
 from pipeal.methods.greedy import Greedy
@@ -164,12 +164,11 @@ def make_layers(
         width: Of heads and decoders, as a multiple of the published one.
 
     Raises:
-        ConfigError: The network has other features than images, or a width is not above 0.
+        ConfigError: The network has other features than images, or a width is no multiple.
     """
     rate = one_rate(lr, "InfoPro")
     _require_images(network)
-    if not width > 0:
-        raise ConfigError(f"width is {width}; expected a multiple of the published heads and decoders, above 0")
+    check_width(width)
     for part in network.parts():
         hidden = part.number + len(part.ahead)
         if not part.ahead:

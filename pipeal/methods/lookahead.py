@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from pipeal.core.errors import ConfigError, check_counts
+from pipeal.core.errors import ConfigError, check_counts, check_width
 from pipeal.core.tree import Tree, shapes_of
 from pipeal.methods.network import Part
 
@@ -42,8 +42,7 @@ class Ahead:
 
     def __post_init__(self) -> None:
         check_counts(depth=self.depth)
-        if not self.width > 0:
-            raise ConfigError(f"width is {self.width}; expected a multiple of the network's own, above 0")
+        check_width(self.width)
 
     def of(self, part: Part) -> tuple[list[nn.Module], Tree]:
         """Fresh copies of units that are still to come after a part, each reading what the one before gives.

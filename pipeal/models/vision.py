@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from pipeal.core.errors import ConfigError, check_counts, check_named
+from pipeal.core.errors import ConfigError, check_counts, check_named, check_width
 from pipeal.core.tree import Tree
 from pipeal.methods.al import AE, ENC
 from pipeal.methods.al.bridges import BRIDGE_KINDS, BridgeKind, bridge_of
@@ -78,8 +78,7 @@ class VisionDims:
         check_counts(channels=self.channels, hidden=self.hidden, code=self.code, parts=self.parts)
         if self.size < 16 or self.size % 16:
             raise ConfigError(f"size is {self.size}; expected a multiple of 16 pixels: images are halved four times")
-        if not 0 < self.width <= 64:
-            raise ConfigError(f"width is {self.width}; expected a number above 0 and at most 64")
+        check_width(self.width)
         check_named("activation", self.activation, _ACTIVATIONS)
         check_named("bridges", self.bridges, BRIDGE_KINDS)
         check_named("labels", self.labels, LABEL_STYLES)
