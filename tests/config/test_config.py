@@ -105,7 +105,7 @@ vision_configs = st.builds(
         VisionModelConfig,
         name=text,
         y_hid=count,
-        width=positive,
+        width=st.floats(0, 64, exclude_min=True),
         bridges=st.sampled_from(["pooled", "flat"]),
         labels=st.sampled_from(["inverse", "published"]),
         channels_last=st.booleans(),

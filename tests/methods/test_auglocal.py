@@ -144,7 +144,7 @@ def test_fewer_above_as_the_published_code_has_it() -> None:
 def test_options_that_cannot_be() -> None:
     for options, told in (
         ({"depth": 0}, "depth is 0; expected a whole number, at least 1"),
-        ({"width": 0.0}, "width is 0.0; expected a multiple"),
+        ({"width": 0.0}, "width is 0.0; expected a number above 0 and at most 64"),
         ({"pyramid": 1.0}, "pyramid is 1.0; expected 0 <= pyramid < 1"),
     ):
         with pytest.raises(ConfigError, match=told):
