@@ -127,7 +127,7 @@ def test_rows_are_trainings(
     for row in found["rows"]:
         assert len(row["measured"]) == row["epochs"]
         assert {test is not None for _, test in row["measured"]} == {row["kind"] == "seed"}  # no try sees them
-    # The same again, but for times: made anew where only they are known.
+    # The same again, but for times: made again where only they are known.
     paths[1].write_text(json.dumps({**found, "rows": []}), encoding="utf-8")
     bench["methods"].main([*options, "--json", str(paths[1])])
     assert [row | {"seconds": 0} for row in kept(paths[1])["rows"]] == [row | {"seconds": 0} for row in found["rows"]]

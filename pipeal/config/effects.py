@@ -43,16 +43,14 @@ _NO_HEADS = tuple(name for name in TEXT.models if name not in WITH_HEADS)
 _WHOLE = tuple(name for name, method in METHODS.items() if method.is_whole)
 
 
-def _sections() -> list[str]:
-    """The methods that have options."""
-    return [section.name for section in fields(MethodsConfig)]
+def _keys(section: str, options: Any) -> tuple[str, ...]:
+    """The dotted keys of a section."""
+    return tuple(f"{section}.{option.name}" for option in fields(options))
 
 
-def _options_of(section: str) -> tuple[str, ...]:
-    return tuple(f"methods.{section}.{option.name}" for option in fields(getattr(MethodsConfig(), section)))
-
-
-_AHEAD = tuple(f"model.ahead.{one.name}" for one in fields(AheadConfig))
+_AHEAD = _keys("model.ahead", AheadConfig)
+_OF_METHODS = [(section, f"methods.{section}", options) for section, options in vars(MethodsConfig()).items()]
+"""The methods that have options, where these stand, and what they are."""
 
 IDLE: Mapping[type[RunConfig], tuple[Idle, ...]] = {
     RunConfig: (
@@ -61,8 +59,8 @@ IDLE: Mapping[type[RunConfig], tuple[Idle, ...]] = {
         # One layer is at work all the time: nothing could leave memory.
         Idle("train.mode", _WHOLE, ("engine.schedule", "engine.within_stage", "engine.offload", "model.parts")),
         *(
-            Idle("train.mode", tuple(name for name in METHODS if METHODS[name].module != section), _options_of(section))
-            for section in _sections()
+            Idle("train.mode", tuple(name for name in METHODS if METHODS[name].module != section), _keys(key, options))
+            for section, key, options in _OF_METHODS
         ),
         Idle("methods.auglocal.depth", (None,), ("methods.auglocal.pyramid",)),
         Idle("methods.scpl.projector", ("identity",), ("methods.scpl.hidden", "methods.scpl.width")),

@@ -41,7 +41,7 @@ from torch.nn import functional as F
 from pipeal.core.errors import ConfigError, check_counts
 from pipeal.core.protocols import TURN, UP
 from pipeal.core.tree import Tree, detach
-from pipeal.methods.greedy import Greedy
+from pipeal.methods.greedy import Greedy, linear_layer
 from pipeal.methods.layer import LocalLayer
 from pipeal.methods.network import Network, Part
 from pipeal.methods.norm import BatchNorm
@@ -183,7 +183,7 @@ def make_layers(
         raise ConfigError(f"weights are {list(weights)}; expected numbers, at least 0")
     for part in network.parts():
         if not part.ahead:
-            yield Greedy(part.f, part.linear_head(network.outputs), network.criterion(), rate, optimizer)
+            yield linear_layer(network, part, rate, optimizer)
             continue
         project, answer = _projector(network, part, width, cells)
         cri = network.criterion()

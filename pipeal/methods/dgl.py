@@ -36,12 +36,11 @@ from math import prod
 
 from torch import Tensor, nn
 
-from pipeal.core.tree import Tree
 from pipeal.methods.greedy import Greedy
 from pipeal.methods.network import Network, Part
 from pipeal.methods.norm import BatchNorm
 from pipeal.methods.optimizers import LearningRates, OptimizerFactory, one_rate
-from pipeal.methods.pooling import CellMeans
+from pipeal.methods.pooling import AtEachPlace, CellMeans
 
 _MAPS = 3
 _COARSER = 4
@@ -56,22 +55,6 @@ def make_layers(network: Network, lr: LearningRates, optimizer: OptimizerFactory
     for part in network.parts():
         head = _head(network, part) if part.ahead else part.linear_head(network.outputs)
         yield Greedy(part.f, head, network.criterion(), rate, optimizer)
-
-
-class AtEachPlace(nn.Module):
-    """A map of vectors on each place of a text; its mask, if there is one, passes through.
-
-    Args:
-        maps: ``(…, D) -> (…, D')``.
-    """
-
-    def __init__(self, maps: nn.Module) -> None:
-        super().__init__()
-        self.maps = maps
-
-    def forward(self, x: Tree) -> Tree:
-        """``(B, T, D)``, or a tuple of such and its ``(B, T)`` mask."""
-        return self.maps(x) if isinstance(x, Tensor) else (self.maps(x[0]), *x[1:])
 
 
 def _head(network: Network, part: Part) -> nn.Module:

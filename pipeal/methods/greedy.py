@@ -16,39 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torch import nn
-
-from pipeal.core.protocols import TURN, UP
 from pipeal.core.tree import Tree, detach
-from pipeal.methods.layer import LocalLayer
-from pipeal.methods.network import Network
-from pipeal.methods.optimizers import LearningRates, OptimizerFactory, one_rate, open_optimizer
+from pipeal.methods.classified import Classified
+from pipeal.methods.network import Network, Part
+from pipeal.methods.optimizers import LearningRates, OptimizerFactory, one_rate
 
 
-class Greedy(LocalLayer):
-    """A block and its classifier.
-
-    Args:
-        f: ``x -> x'``, a block of the network; any nesting of tensors.
-        head: ``x' -> answer``.
-        cri: ``(answer, y) -> scalar``; cross entropy if None.
-        lr: The learning rate.
-        optimizer: Called as ``optimizer(parameter_groups, lr=…)``; fused Adam if None.
-    """
-
-    def __init__(
-        self,
-        f: nn.Module,
-        head: nn.Module,
-        cri: nn.Module | None = None,
-        lr: float = 1e-3,
-        optimizer: OptimizerFactory | None = None,
-    ) -> None:
-        super().__init__()
-        self.f = f
-        self.head = head
-        self.cri = nn.CrossEntropyLoss() if cri is None else cri
-        self.opt = open_optimizer(optimizer, self, lr)
+class Greedy(Classified):
+    """A block and its classifier, as :class:`pipeal.methods.classified.Classified` has them; the block may give any
+    nesting of tensors."""
 
     def forward(self, x: Tree, y: Tree) -> tuple[Tree, Tree]:
         """Keeps the loss of its own answer; returns ``f(x)``, detached, and ``y``."""
@@ -56,13 +32,14 @@ class Greedy(LocalLayer):
         self.keep(self.cri(self.head(out), y))
         return detach(out), y
 
-    def blocks(self) -> dict[str, nn.Module]:
-        """The block and the head, by their parts of the way."""
-        return {UP: self.f, TURN: self.head}
-
 
 def make_layers(network: Network, lr: LearningRates, optimizer: OptimizerFactory | None) -> Iterator[Greedy]:
     """A layer for each part of a network; see :func:`pipeal.methods.make_layers`."""
     rate = one_rate(lr, "greedy")
     for part in network.parts():
-        yield Greedy(part.f, part.linear_head(network.outputs), network.criterion(), rate, optimizer)
+        yield linear_layer(network, part, rate, optimizer)
+
+
+def linear_layer(network: Network, part: Part, lr: float, optimizer: OptimizerFactory | None) -> Greedy:
+    """A part with a linear classifier: what every part has here, and the last one under other methods."""
+    return Greedy(part.f, part.linear_head(network.outputs), network.criterion(), lr, optimizer)

@@ -39,13 +39,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pipeal.core.errors import ConfigError, check_width
-from pipeal.core.protocols import TURN, UP
 from pipeal.core.tree import Tree, describe, shapes_of
-from pipeal.methods.greedy import Greedy
-from pipeal.methods.layer import LocalLayer
+from pipeal.methods.classified import Classified
+from pipeal.methods.greedy import Greedy, linear_layer
 from pipeal.methods.network import Network, Part
 from pipeal.methods.norm import BatchNorm
-from pipeal.methods.optimizers import LearningRates, OptimizerFactory, one_rate, open_optimizer
+from pipeal.methods.optimizers import LearningRates, OptimizerFactory, one_rate
 from pipeal.methods.pooling import CellMeans
 
 MEAN, STD = 0.5, 0.25
@@ -57,7 +56,7 @@ _HEAD = 128
 """The width within a head."""
 
 
-class InfoPro(LocalLayer):
+class InfoPro(Classified):
     """A hidden part, its classifier, and the decoder of its features.
 
     Args:
@@ -73,6 +72,8 @@ class InfoPro(LocalLayer):
         hands_on: Whether the next layer gets the image as well.
     """
 
+    decoder: nn.Module
+
     def __init__(
         self,
         f: nn.Module,
@@ -87,14 +88,9 @@ class InfoPro(LocalLayer):
         is_first: bool,
         hands_on: bool,
     ) -> None:
-        super().__init__()
-        self.f = f
-        self.head = head
-        self.decoder = decoder
-        self.cri = nn.CrossEntropyLoss() if cri is None else cri
+        super().__init__(f, head, cri, lr, optimizer, decoder=decoder)
         self.lambda_1, self.lambda_2 = lambda_1, lambda_2
         self.is_first, self.hands_on = is_first, hands_on
-        self.opt = open_optimizer(optimizer, self, lr)
 
     def forward(self, x: Tensor, y: Tree) -> tuple[Tensor, Tree]:
         """Keeps cross entropy and reconstruction loss; returns ``f(x)``, detached, and what the next layer is to learn.
@@ -111,7 +107,7 @@ class InfoPro(LocalLayer):
 
     def blocks(self) -> dict[str, nn.Module]:
         """The block and the head, by their parts of the way, and the decoder, ``d``, which serves training alone."""
-        return {UP: self.f, TURN: self.head, "d": self.decoder}
+        return {**super().blocks(), "d": self.decoder}
 
 
 class Decoder(nn.Module):
@@ -172,7 +168,7 @@ def make_layers(
     for part in network.parts():
         hidden = part.number + len(part.ahead)
         if not part.ahead:
-            yield Greedy(part.f, part.linear_head(network.outputs), network.criterion(), rate, optimizer)
+            yield linear_layer(network, part, rate, optimizer)
             continue
         share = part.number / (hidden - 1) if hidden > 1 else 0.0
         yield InfoPro(

@@ -1,6 +1,6 @@
-"""From features to fewer numbers: means over the cells of an image, and over the words of a text.
+"""What becomes of features, whatever lies beside them: means over cells and words, and a map at each word.
 
-No class here draws random numbers.
+No class here draws random numbers, but for what a map that it is given draws.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from pipeal.core.tree import Tree
 
 
 class CellMeans(nn.Module):
@@ -50,3 +52,19 @@ class MaskedMean(nn.Module):
         # A row without any word has the mean zero, not 0/0.
         weights = mask.to(features.dtype) / mask.sum(1, keepdim=True).clamp(min=1).to(features.dtype)
         return torch.bmm(weights.unsqueeze(1), features).squeeze(1)
+
+
+class AtEachPlace(nn.Module):
+    """A map of vectors on each place of a text; its mask, if there is one, passes through.
+
+    Args:
+        maps: ``(…, D) -> (…, D')``.
+    """
+
+    def __init__(self, maps: nn.Module) -> None:
+        super().__init__()
+        self.maps = maps
+
+    def forward(self, x: Tree) -> Tree:
+        """``(B, T, D)``, or a tuple of such and its ``(B, T)`` mask."""
+        return self.maps(x) if isinstance(x, Tensor) else (self.maps(x[0]), *x[1:])

@@ -35,17 +35,16 @@ import torch
 from torch import Tensor, nn
 
 from pipeal.core.errors import ConfigError, check_counts
-from pipeal.core.protocols import TURN, UP
 from pipeal.core.tree import Tree, detach
-from pipeal.methods.greedy import Greedy
-from pipeal.methods.layer import LocalLayer
+from pipeal.methods.classified import Classified
+from pipeal.methods.greedy import Greedy, linear_layer
 from pipeal.methods.network import Network, Part
-from pipeal.methods.optimizers import LearningRates, OptimizerFactory, one_rate, open_optimizer
+from pipeal.methods.optimizers import LearningRates, OptimizerFactory, one_rate
 from pipeal.methods.pairs import in_groups, require_classes, similarity_error
 from pipeal.methods.pooling import CellMeans
 
 
-class PredSim(LocalLayer):
+class PredSim(Classified):
     """A block, its classifier, and what compares its features.
 
     Args:
@@ -58,6 +57,8 @@ class PredSim(LocalLayer):
         optimizer: Called as ``optimizer(parameter_groups, lr=…)``; fused Adam if None.
     """
 
+    similar: nn.Module
+
     def __init__(
         self,
         f: nn.Module,
@@ -69,13 +70,8 @@ class PredSim(LocalLayer):
         lr: float = 1e-3,
         optimizer: OptimizerFactory | None = None,
     ) -> None:
-        super().__init__()
-        self.f = f
-        self.head = head
-        self.similar = similar
-        self.cri = nn.CrossEntropyLoss() if cri is None else cri
+        super().__init__(f, head, cri, lr, optimizer, similar=similar)
         self.beta = beta
-        self.opt = open_optimizer(optimizer, self, lr)
 
     def forward(self, x: Tree, y: Tree) -> tuple[Tree, Tree]:
         """Keeps both losses; returns ``f(x)``, detached, and ``y``."""
@@ -86,7 +82,7 @@ class PredSim(LocalLayer):
 
     def blocks(self) -> dict[str, nn.Module]:
         """The block and the head, by their parts of the way; as ``p``, what training alone needs."""
-        return {UP: self.f, TURN: self.head, "p": self.similar}
+        return {**super().blocks(), "p": self.similar}
 
 
 class Similarity(nn.Module):
@@ -158,7 +154,7 @@ def make_layers(
         raise ConfigError(f"beta is {beta}; expected 0 <= beta < 1")
     for part in network.parts():
         if not part.ahead:
-            yield Greedy(part.f, part.linear_head(network.outputs), network.criterion(), rate, optimizer)
+            yield linear_layer(network, part, rate, optimizer)
             continue
         classifier = _classifier(network, part, decoder)
         similar = Similarity(_map(network, part, std), network.outputs)

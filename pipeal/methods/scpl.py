@@ -38,19 +38,18 @@ import torch
 from torch import Tensor, nn
 
 from pipeal.core.errors import ConfigError, check_counts, check_named
-from pipeal.core.protocols import TURN, UP
 from pipeal.core.tree import Tree, detach
-from pipeal.methods.greedy import Greedy
-from pipeal.methods.layer import LocalLayer
+from pipeal.methods.classified import Classified
+from pipeal.methods.greedy import Greedy, linear_layer
 from pipeal.methods.network import Network, Part
-from pipeal.methods.optimizers import LearningRates, OptimizerFactory, one_rate, open_optimizer
+from pipeal.methods.optimizers import LearningRates, OptimizerFactory, one_rate
 from pipeal.methods.pairs import directions, in_groups, require_classes, to_vectors
 
 Projector: TypeAlias = Literal["identity", "linear", "mlp"]
 PROJECTORS = ("identity", "linear", "mlp")
 
 
-class SCPL(LocalLayer):
+class SCPL(Classified):
     """A block, its contrastive loss, and a head that learns to answer from detached features.
 
     Args:
@@ -62,6 +61,8 @@ class SCPL(LocalLayer):
         optimizer: Called as ``optimizer(parameter_groups, lr=…)``; fused Adam if None.
     """
 
+    contrast: nn.Module
+
     def __init__(
         self,
         f: nn.Module,
@@ -72,12 +73,7 @@ class SCPL(LocalLayer):
         lr: float = 1e-3,
         optimizer: OptimizerFactory | None = None,
     ) -> None:
-        super().__init__()
-        self.f = f
-        self.head = head
-        self.contrast = contrast
-        self.cri = nn.CrossEntropyLoss() if cri is None else cri
-        self.opt = open_optimizer(optimizer, self, lr)
+        super().__init__(f, head, cri, lr, optimizer, contrast=contrast)
 
     def forward(self, x: Tree, y: Tree) -> tuple[Tree, Tree]:
         """Keeps both losses; returns ``f(x)``, detached, and ``y``."""
@@ -89,7 +85,7 @@ class SCPL(LocalLayer):
 
     def blocks(self) -> dict[str, nn.Module]:
         """The block and the head, by their parts of the way; as ``p``, what training alone needs."""
-        return {UP: self.f, TURN: self.head, "p": self.contrast}
+        return {**super().blocks(), "p": self.contrast}
 
 
 class Contrast(nn.Module):
@@ -172,7 +168,7 @@ def make_layers(
         raise ConfigError(f"temperature is {temperature}; expected a number above 0")
     for part in network.parts():
         if not part.ahead:
-            yield Greedy(part.f, part.linear_head(network.outputs), network.criterion(), rate, optimizer)
+            yield linear_layer(network, part, rate, optimizer)
             continue
         head = part.linear_head(network.outputs)
         contrast = Contrast(_projector(network, part, projector, hidden, width, cells), temperature)

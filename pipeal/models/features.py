@@ -24,15 +24,6 @@ def words(dim: int) -> Features:
     return torch.empty(1, 1, dim, device="meta"), torch.ones(1, 1, dtype=torch.bool, device="meta")
 
 
-class Widened(nn.Linear):
-    """A linear map of the features of each word; the mask passes through."""
-
-    def forward(self, x: Features) -> Features:  # type: ignore[override]
-        """``(B, T, D)`` to ``(B, T, D')``."""
-        features, mask = x
-        return super().forward(features), mask
-
-
 class TokenEmbedding(nn.Module):
     """Looks tokens up: ``(B, T)`` int64, padded on the right, to :data:`Features`.
 

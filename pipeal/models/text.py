@@ -29,8 +29,8 @@ from pipeal.methods.al.bridges import bridge_of
 from pipeal.methods.al.codes import class_side, recode_side
 from pipeal.methods.lookahead import Ahead
 from pipeal.methods.network import Network, Part, Unit, in_a_row, part_sizes
-from pipeal.methods.pooling import MaskedMean
-from pipeal.models.features import TokenEmbedding, Widened, words
+from pipeal.methods.pooling import AtEachPlace, MaskedMean
+from pipeal.models.features import TokenEmbedding, words
 from pipeal.models.forms import ALForm, BPForm
 from pipeal.models.lstm import LSTMBlock
 from pipeal.models.transformer import TransformerBlock
@@ -199,9 +199,8 @@ class Transformer(TextBP):
         head = max(1, round(dims.embedding * width / dims.heads))
         narrow = replace(dims, embedding=dims.heads * head, hidden=max(1, round(dims.hidden * width)))
         block = cls._block(narrow, narrow.embedding)
-        return in_a_row([*([] if before == narrow.embedding else [Widened(before, narrow.embedding)]), block]), words(
-            narrow.embedding
-        )
+        fits = [] if before == narrow.embedding else [AtEachPlace(nn.Linear(before, narrow.embedding))]
+        return in_a_row([*fits, block]), words(narrow.embedding)
 
 
 class LSTMAL(ALForm):

@@ -241,7 +241,7 @@ def rates(lr: LrConfig, mode: str) -> LearningRates:
 def method_options(config: RunConfig, mode: str) -> dict[str, Any]:
     """What the configuration says to the method alone, as keyword arguments of its ``make_layers``."""
     section = getattr(config.methods, METHODS[mode].module, None)
-    return {} if section is None else {option.name: getattr(section, option.name) for option in fields(section)}
+    return {} if section is None else asdict(section)
 
 
 def looks_ahead(model: ModelConfig) -> Ahead:

@@ -32,7 +32,7 @@ from pipeal.planning.pure.trials import TimeLimit
 from pipeal.reporting import bars
 from pipeal.reporting.tables import table_text
 from pipeal.run.build import Experiment
-from pipeal.run.opening import engine_options, schedule_of
+from pipeal.run.opening import as_it_runs, engine_options, schedule_of
 from pipeal.run.remembered import PlacementCache, key_of
 
 _log = logging.getLogger(__name__)
@@ -67,10 +67,10 @@ def choose(
     config = config or experiment.config
     _check_threads(config.engine.threads)
     method = METHODS[form]
-    # One stage: there is nothing to overlap, and nothing to hand to a thread. One layer: it is at work all the time.
-    if method.is_whole:
-        sizes = config.engine.sizes if config.train.mode == form else None
-        config = replace(config, engine=replace(config.engine, schedule="sequential", sizes=sizes, offload="none"))
+    engine = as_it_runs(config.engine, form)
+    if method.is_whole and config.train.mode != form:
+        engine = replace(engine, sizes=None)
+    config = replace(config, engine=engine)
     auto = config.engine.devices == "auto"
     devices = all_devices() if auto else _named_devices(config, form)
     wanted = config.train.precision

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from pipeal.config import RunConfig
+from pipeal.config import EngineConfig, RunConfig
+from pipeal.core.methods import METHODS
 from pipeal.core.options import EngineOptions, Precision
 from pipeal.core.protocols import TrainableLayer
 from pipeal.data import EpochBatches
@@ -47,6 +48,11 @@ def settings_of(
         "trace": traced,
         "options": engine_options(config, dump_folder=dump_folder),
     }
+
+
+def as_it_runs(engine: EngineConfig, form: str) -> EngineConfig:
+    """The engine of a form: where that is one layer, nothing overlaps, and nothing could leave memory."""
+    return replace(engine, schedule="sequential", offload="none") if METHODS[form].is_whole else engine
 
 
 def engine_options(

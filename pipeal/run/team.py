@@ -29,7 +29,7 @@ from pipeal.engine.sizes import check_sizes, layers_of_stages
 from pipeal.planning.planner import TRIAL_BATCHES, balance_one_by_one
 from pipeal.run.build import Experiment
 from pipeal.run.choices import sample_batches
-from pipeal.run.opening import engine_options, settings_of
+from pipeal.run.opening import as_it_runs, engine_options, settings_of
 from pipeal.run.site import Site
 from pipeal.training.checkpoint.resume import ResumedTraining
 
@@ -119,11 +119,10 @@ class Team(Site):
                     replace(engine_options(config, precision), threads=threads),
                     device=device,
                 )
-        schedule, offload = engine.schedule, engine.offload
-        if METHODS[form].is_whole:
-            schedule, offload = "sequential", "none"
+        engine = as_it_runs(engine, form)
         replicas = f", in {mesh.replicas} replicas" if mesh.replicas > 1 else ""
-        _log.info(f"{METHODS[form].label} on {mesh.size} processes: layers {sizes}{replicas}, {schedule}, {precision}")
+        how = f"layers {sizes}{replicas}, {engine.schedule}, {precision}"
+        _log.info(f"{METHODS[form].label} on {mesh.size} processes: {how}")
         return replace(
             config,
             engine=replace(
@@ -131,8 +130,6 @@ class Team(Site):
                 devices=tuple(stage_devices(self.world, engine, self.device)),
                 sizes=tuple(sizes),
                 threads=threads,
-                schedule=schedule,
-                offload=offload,
             ),
             train=replace(config.train, mode=form, precision=precision),
         )

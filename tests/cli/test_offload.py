@@ -176,7 +176,7 @@ def test_layers_that_are_offloaded_are_not_tried(
 
 @pytest.mark.parametrize("mode", ["bp", "compare"])
 def test_a_form_of_one_layer_is_not_offloaded(mode: str, tmp_path: Path) -> None:
-    """It lay in a file all the time that it was at work, and nobody was told: see also ``IDLE``."""
+    """It lay in a file all the time that it was at work, and no line told so: see also ``IDLE``."""
     experiment = toynews(tmp_path, "engine.devices=cpu", f"train.mode={mode}")
     assert choose(experiment, "bp").engine.offload == "none"
     assert check_effects(experiment.config, ["engine.offload"]) == (
