@@ -27,6 +27,7 @@ COMMANDS = {
     "generate": "generate",
     "plan": "plan",
     "memory": "memory",
+    "line": "line",
 }
 """By name, the module beside this one whose ``command`` it is: a new command is a file and a line."""
 

@@ -57,6 +57,11 @@ class Models(ABC):
         """What must be known of the data to make the models, as JSON: for ranks that do not read it."""
         return {known.name: getattr(self, known.name) for known in fields(self) if known.name != "config"}
 
+    @property
+    def criterion(self) -> Criterion | None:
+        """The loss that epochs are measured by; None where the accuracy tells good ones from bad."""
+        return None
+
     def under(self: M, config: RunConfig) -> M:
         """The same with another configuration, of the same data; see :mod:`pipeal.run.grid` for what may differ.
 
@@ -132,8 +137,8 @@ class Experiment(ABC):
 
     @property
     def criterion(self) -> Criterion | None:
-        """The loss that epochs are measured by; None where the accuracy tells good ones from bad."""
-        return None
+        """See :attr:`Models.criterion`."""
+        return self.models.criterion
 
     def package(self, mode: str, seed: int) -> ALPackage:
         """A new model; see :meth:`Models.package`."""

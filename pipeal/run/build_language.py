@@ -50,6 +50,11 @@ class LanguageModels(Models):
     config: LanguageConfig
     characters: int
 
+    @property
+    def criterion(self) -> Criterion:
+        """Nats per character."""
+        return TokenCrossEntropy()
+
     def build(self, mode: str) -> Iterator[TrainableLayer]:
         """See :meth:`Models.build <pipeal.run.build.Models.build>`."""
         return model_layers(
@@ -90,11 +95,6 @@ class LanguageExperiment(Experiment):
     test: CharacterPart
     alphabet: Alphabet
 
-    @property
-    def criterion(self) -> Criterion:
-        """Nats per character."""
-        return TokenCrossEntropy()
-
     def batches(self, seed: int, share: Share = WHOLE) -> ReadAhead:
         """Random blocks, others in each epoch."""
         data = self.config.data
@@ -113,8 +113,8 @@ class LanguageExperiment(Experiment):
         lines = []
         exits = sum(len(stage.layers) for stage in pipe.stages)
         if exits > 1:
-            blocks = Unless(stop, self.test_evaluation())
-            found = [accuracy_and_loss(pipe, blocks, self.criterion, k + 1)[1] for k in range(exits)]
+            blocks, criterion = Unless(stop, self.test_evaluation()), self.models.criterion
+            found = [accuracy_and_loss(pipe, blocks, criterion, k + 1)[1] for k in range(exits)]
             lines.append(f"exits:    validation loss {' '.join(f'{loss:.4f}' for loss in found)}")
         prompt = self.alphabet.encode(first_prompt(self.alphabet))
         # With the pipeline's own precision and processes: the same text, wherever its stages are. Compiled with

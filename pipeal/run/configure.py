@@ -7,10 +7,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pipeal.config import RunConfig, check_effects, find_config, given_keys, load_config, nested
-from pipeal.core.errors import ConfigError
+from pipeal.config import (
+    LanguageConfig,
+    RunConfig,
+    TextConfig,
+    VisionConfig,
+    check_effects,
+    find_config,
+    given_keys,
+    load_config,
+    nested,
+)
+from pipeal.core.errors import ConfigError, unknown_name
 from pipeal.core.methods import COMPARE, METHODS
-from pipeal.core.names import Mode, contradicts, form_told
+from pipeal.core.names import LANGUAGE, TEXT, VISION, Mode, contradicts, form_told
 from pipeal.engine.distributed.launch import Launch
 from pipeal.engine.schedule import schedule_named
 from pipeal.run.grid import parse_grid, settings_of, with_setting
@@ -66,6 +76,51 @@ def configure(
     for line in idle:
         _log.warning(line)
     return config
+
+
+def named_config(
+    dataset: str | None,
+    model: str,
+    preset: str | None,
+    config_file: str | None,
+    overrides: tuple[str, ...],
+    given: Mapping[str, Any],
+    *,
+    any_form: bool = False,
+) -> tuple[str, RunConfig]:
+    """The kind of data and the configuration of a data set and a model, in any spelling.
+
+    Args:
+        dataset: None for the embedded data of the model's kind.
+        model: Its name.
+        preset: Of a language model's sizes.
+        config_file: As for :func:`configure`, as are what follows.
+        overrides: What ``--set`` was given.
+        given: The other options.
+        any_form: Whether the form that a spelling implies is of no matter.
+
+    Raises:
+        ConfigError: As :func:`configure`; or a name is unknown, or they do not go together.
+    """
+    if LANGUAGE.has_model(model):
+        if dataset is None:
+            raise ConfigError(
+                f"--dataset: {model} has no embedded data; expected shakespeare, or text with --set data.text=FILE"
+            )
+        if preset is not None:
+            config_file = str(find_config("shakespeare", f"charlm-{preset}"))
+        kind, names = "language", LANGUAGE
+        schema: type[RunConfig] = LanguageConfig
+    elif preset is not None:
+        raise ConfigError(f"--preset: found {preset}, but {model} has none; they are for charlm")
+    elif TEXT.has_model(model):
+        kind, names, schema = "text", TEXT, TextConfig
+    elif VISION.has_model(model):
+        kind, names, schema = "vision", VISION, VisionConfig
+    else:
+        raise ConfigError(unknown_name("model", model, [*TEXT.models, *VISION.models, *LANGUAGE.models]))
+    data, (name, form) = names.dataset(dataset or "embedded"), names.model(model)
+    return kind, configure(schema, data, (name, None if any_form else form), config_file, overrides, given)
 
 
 def say_form(model: tuple[str, Mode | None], config: RunConfig) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from math import ceil
@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 
-from pipeal.config import LanguageConfig, RunConfig, TextConfig, VisionConfig, find_config
-from pipeal.core.errors import ConfigError, unknown_name
+from pipeal.config import RunConfig
+from pipeal.core.errors import ConfigError
 from pipeal.core.methods import BASELINE, DEFAULT
-from pipeal.core.names import LANGUAGE, TEXT, VISION
 from pipeal.core.options import EngineOptions
 from pipeal.core.samples import pair_of
 from pipeal.core.tree import Tree, batch_size
@@ -34,7 +33,7 @@ from pipeal.run.build_language import language_experiment
 from pipeal.run.build_text import text_experiment
 from pipeal.run.build_vision import vision_experiment
 from pipeal.run.choices import sample_batches
-from pipeal.run.configure import configure
+from pipeal.run.configure import named_config
 from pipeal.run.opening import engine_options
 
 _log = logging.getLogger(__name__)
@@ -313,25 +312,19 @@ def experiment_of(wanted: Wanted) -> Experiment:
     Raises:
         PipealError: As for a training.
     """
-    given = {"data.root": wanted.data_root}
     # Whatever form a spelling implies: both are measured.
-    if LANGUAGE.has_model(wanted.model):
-        if wanted.dataset is None:
-            raise ConfigError(
-                f"--dataset: {wanted.model} has no embedded data; expected shakespeare, or text with "
-                "--set data.text=FILE"
-            )
-        corpus, (language, _) = LANGUAGE.dataset(wanted.dataset), LANGUAGE.model(wanted.model)
-        path = None if wanted.preset is None else find_config("shakespeare", f"charlm-{wanted.preset}")
-        file = None if path is None else str(path)
-        return language_experiment(configure(LanguageConfig, corpus, (language, None), file, wanted.overrides, given))
-    if wanted.preset is not None:
-        raise ConfigError(f"--preset: found {wanted.preset}, but {wanted.model} has none; they are for charlm")
-    names = next((names for names in (TEXT, VISION) if names.has_model(wanted.model)), None)
-    if names is None:
-        known = [*TEXT.models, *VISION.models, *LANGUAGE.models]
-        raise ConfigError(unknown_name("model", wanted.model, known))
-    data, (model, _) = names.dataset(wanted.dataset or "embedded"), names.model(wanted.model)
-    if names is TEXT:
-        return text_experiment(configure(TextConfig, data, (model, None), None, wanted.overrides, given))
-    return vision_experiment(configure(VisionConfig, data, (model, None), None, wanted.overrides, given))
+    kind, config = named_config(
+        wanted.dataset,
+        wanted.model,
+        wanted.preset,
+        None,
+        wanted.overrides,
+        {"data.root": wanted.data_root},
+        any_form=True,
+    )
+    read: Mapping[str, Callable[[Any], Experiment]] = {
+        "language": language_experiment,
+        "text": text_experiment,
+        "vision": vision_experiment,
+    }
+    return read[kind](config)

@@ -51,7 +51,9 @@ def train_form(run: Run, form: Form) -> Generator[int, None, Outcome]:
                 ExitStack() as open_now,
                 Progress(epochs=train.epochs, turns=train.repeat, label=form.label) as progress,
             ):
-                recorders = [open_now.enter_context(closing(recorder)) for recorder in _recorders(form.config, folder)]
+                recorders = [
+                    open_now.enter_context(closing(recorder)) for recorder in recorders_of(form.config, folder)
+                ]
                 turns = Turns(run, outcome, store, writer, recorders, progress)
                 yield from turns.train(resumed)
             outcome.unsaved = writer.last_failure
@@ -130,7 +132,8 @@ def _newest(store: CheckpointStore, label: str) -> Checkpoint | None:
     return found
 
 
-def _recorders(config: RunConfig, folder: Path) -> Iterator[Recorder]:
+def recorders_of(config: RunConfig, folder: Path) -> Iterator[Recorder]:
+    """Those that a run keeps its epochs with, in a folder."""
     for artifact in artifacts():
         if artifact.recorder and (artifact is not TENSORBOARD or config.train.tensorboard):
             # By its name: the table of files lies below the recorders.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, MutableSequence
+from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -26,8 +26,7 @@ def accuracy(pipe: Pipeline, batches: Iterable[Any], exit_at: int | None = None)
         batches: What to predict, as :meth:`pipeal.Pipeline.run` takes it, with class numbers as targets.
         exit_at: The exit to take; None for the full path.
     """
-    right = [logits.argmax(-1) == wanted for logits, wanted in _answers(pipe, batches, exit_at)]
-    return float(torch.cat(right).double().mean()) if right else 0.0
+    return share_right([right(*answer) for answer in _answers(pipe, batches, exit_at)])
 
 
 def accuracy_and_loss(
@@ -41,12 +40,28 @@ def accuracy_and_loss(
         criterion: The loss of a batch, from its logits and its targets.
         exit_at: The exit to take; None for the full path.
     """
-    found = [
-        torch.stack((logits.argmax(-1).eq(wanted).double().mean(), criterion(logits, wanted).double()))
-        for logits, wanted in _answers(pipe, batches, exit_at)
-    ]
-    right, loss = torch.stack(found).mean(0).tolist() if found else (0.0, math.nan)
-    return right, loss
+    return mean_of([right_and_loss(*answer, criterion) for answer in _answers(pipe, batches, exit_at)])
+
+
+def right(logits: Tensor, wanted: Tensor) -> Tensor:
+    """Whether the most likely class of each sample, or place of a text, is the right one."""
+    return logits.argmax(-1) == wanted
+
+
+def share_right(found: Sequence[Tensor]) -> float:
+    """The share of samples that are right, of what :func:`right` gave batch by batch; 0 where there are none."""
+    return float(torch.cat([*found]).double().mean()) if found else 0.0
+
+
+def right_and_loss(logits: Tensor, wanted: Tensor, criterion: Criterion) -> Tensor:
+    """``(2,)`` float64: the share of a batch's answers that are right, and its loss."""
+    return torch.stack((logits.argmax(-1).eq(wanted).double().mean(), criterion(logits, wanted).double()))
+
+
+def mean_of(found: Sequence[Tensor]) -> tuple[float, float]:
+    """The means over what :func:`right_and_loss` gave batch by batch; the loss is not a number where there are none."""
+    share, loss = torch.stack([*found]).mean(0).tolist() if found else (0.0, math.nan)
+    return share, loss
 
 
 def _answers(pipe: Pipeline, batches: Iterable[Any], exit_at: int | None) -> Iterator[tuple[Tensor, Tensor]]:

@@ -1,0 +1,119 @@
+"""How a line begins: the choices that a configuration leaves open, and the first item, which tells them to all stages."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeal.config import RunConfig, dump_config
+from pipeal.core.errors import ConfigError, DataError, PlacementError
+from pipeal.core.methods import METHODS, with_all
+from pipeal.core.partition import balance
+from pipeal.engine.devices import fastest_precision
+from pipeal.engine.devices.cpus import cores
+from pipeal.engine.sizes import check_sizes
+from pipeal.line.items import BEGIN, Item
+from pipeal.planning.planner import TRIAL_BATCHES, balance_one_by_one
+from pipeal.run.build import Experiment
+from pipeal.run.choices import sample_batches
+from pipeal.run.duration import at_its_length
+from pipeal.run.opening import engine_options
+
+
+def check_config(config: RunConfig) -> None:
+    """Refuses, before any data is read, what a line cannot do.
+
+    Raises:
+        ConfigError: One line.
+    """
+    train, engine = config.train, config.engine
+    method = METHODS.get(train.mode)
+    if method is None or method.is_whole:
+        divided = tuple(name for name, one in METHODS.items() if not one.is_whole)
+        raise ConfigError(f"train.mode: found {train.mode}; expected a method of {with_all(divided)} on a line")
+    for key, found, wanted in (
+        ("train.repeat", train.repeat, 1),
+        ("tune.grid", config.tune.grid, type(config.tune.grid)()),
+        ("engine.replicas", engine.replicas, 1),
+        ("engine.offload", engine.offload, "none"),
+    ):
+        if found != wanted:
+            raise ConfigError(f"{key}: found {found}, which a line does not do; leave it out")
+    if train.on_non_finite == "stop-and-rewind":
+        raise ConfigError(
+            "train.on_non_finite: found stop-and-rewind, but no stage of a line goes back for another; expected raise "
+            "or skip"
+        )
+
+
+def first_item(experiment: Experiment, stages: int, device: str) -> Item:
+    """The item that a line begins with; measures layers where the sizes of stages are left open.
+
+    Args:
+        experiment: Has read the data.
+        stages: How many there are.
+        device: Of the first stage, on which layers are measured.
+
+    Raises:
+        PlacementError: There are more stages than layers, or the sizes do not fit.
+        ConfigError: The configuration does not fit the data.
+    """
+    config = _chosen(experiment, stages, device)
+    with tempfile.TemporaryDirectory() as folder:
+        experiment.save(Path(folder))
+        files = {path.name: torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
+                 for path in sorted(Path(folder).iterdir())}  # fmt: skip
+    facts = {
+        "config": dump_config(config),
+        "blueprint": experiment.models.under(config).blueprint,
+        "facts": dict(experiment.facts),
+    }
+    return Item(BEGIN, facts, files)
+
+
+def _chosen(experiment: Experiment, stages: int, device: str) -> Any:
+    config = at_its_length(experiment, experiment.config)
+    mode, train, engine = config.train.mode, config.train, config.engine
+    layers = sum(1 for _ in experiment.layers(mode, train.seed, here=()))
+    if stages > layers:
+        raise PlacementError(
+            f"the line has {stages} stages, the model {layers} layers; make a line of at most {layers}"
+        )
+    precision = fastest_precision(device) if train.precision == "auto" else train.precision
+    threads = engine.threads or cores()
+    if engine.sizes is not None:
+        sizes = check_sizes(list(engine.sizes), layers, stages)
+    elif stages == layers:
+        sizes = balance([1.0] * layers, stages)
+    else:
+        with closing(experiment.train_batches(train.seed)) as batches:
+            sizes = balance_one_by_one(
+                experiment.layers(mode, train.seed),
+                layers,
+                sample_batches(batches, TRIAL_BATCHES),
+                stages,
+                replace(engine_options(config, precision), threads=threads),
+                device=device,
+            )
+    engine = replace(engine, devices=(device,) * stages, sizes=tuple(sizes), threads=threads)
+    return replace(config, engine=engine, train=replace(train, precision=precision))
+
+
+def require_same_data(experiment: Experiment, before: Mapping[str, Any]) -> None:
+    """Refuses to go on with other data.
+
+    Raises:
+        DataError: It is not what the line began with.
+    """
+    for name, found in experiment.facts.items():
+        if before.get(name, found) != found:
+            raise DataError(
+                f"the data has {name} {found}, but had {before[name]} when the line began; put the data back, or begin "
+                "a new line"
+            )

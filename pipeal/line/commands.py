@@ -1,0 +1,157 @@
+"""The commands of a line: made, run, looked at."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from pipeal.config import all_values, load_config, nested
+from pipeal.core.atomic import write_whole
+from pipeal.core.checked import checked
+from pipeal.core.errors import ConfigError, DataError, Interrupted, PeerLostError, first_line, refusals_told
+from pipeal.core.lock import FileLock
+from pipeal.engine.devices.allocator import keep_freed_memory
+from pipeal.line.beginning import check_config
+from pipeal.line.line_file import key_path, make_line, read_line
+from pipeal.line.link import LineError
+from pipeal.line.stage_run import Place, StageRun
+from pipeal.line.status import read_status, status_table
+from pipeal.run.configure import named_config
+from pipeal.run.stopping import StopRequest
+from pipeal.run.train import KINDS
+
+_log = logging.getLogger(__name__)
+
+_FAILURE = "failure.json"
+_Failure = TypeAdapter(dict[str, Any])
+
+
+def init(
+    *,
+    dataset: str | None,
+    model: str | None,
+    preset: str | None,
+    addresses: tuple[str, ...],
+    config_file: str | None,
+    overrides: tuple[str, ...],
+    out: str,
+    **given: Any,
+) -> None:
+    """Makes a line in a folder, and says what goes where.
+
+    Args:
+        dataset: As for :func:`pipeal.run.configure.named_config`, as are the other names.
+        model: Likewise.
+        preset: Likewise.
+        addresses: Where each stage but the first listens.
+        config_file: Likewise.
+        overrides: Likewise.
+        out: The folder.
+        given: Options, as :func:`pipeal.cli.options.setting` names them.
+
+    Raises:
+        PipealError: In one line; nothing has been written then.
+    """
+    settings = {name.replace("__", "."): value for name, value in given.items()}
+    kind, config = named_config(dataset, model or "transformer", preset, config_file, overrides, settings)
+    check_config(config)
+    folder = Path(out)
+    line = make_line(folder, kind, nested(all_values(config)), addresses, {})
+    for number, stage in enumerate(line.stages):
+        listens = "" if stage.address is None else f", which listens at {stage.address}"
+        print(f"stage {number}: {folder / 'line.yaml'} and {key_path(folder, number)} to its machine{listens}")
+    print("there, in any order, and again when it ends before its time:")
+    print("  pipeal line run line.yaml --stage K")
+
+
+def run(*, file: str, stage: int, key: str | None, folder: str | None, run_folder: str | None, again: bool) -> None:
+    """Runs a stage.
+
+    Args:
+        file: The line's.
+        stage: The stage's number.
+        key: The file with its key; None for the one beside.
+        folder: Where it keeps what it has; None for the usual place.
+        run_folder: Of the last stage.
+        again: Whether an error that stopped the line is behind it.
+
+    Raises:
+        PipealError: A user's mistake, in one line.
+        Interrupted: It was asked to end, and has saved.
+        LineError: The line has failed for good.
+    """
+    path = Path(file)
+    line = read_line(path)
+    if stage >= len(line.stages):
+        raise ConfigError(f"--stage: found {stage}, but the line has the stages 0 to {len(line.stages) - 1}")
+    schema, _ = KINDS.get(line.kind, (None, None))
+    if schema is None:
+        raise ConfigError(f"{path}: kind: found {line.kind!r}, expected one of {', '.join(KINDS)}")
+    check_config(load_config(schema, values=line.config))
+    place = Place(
+        Path(folder) if folder is not None else path.parent / f"stage-{stage}",
+        Path(key) if key is not None else key_path(path.parent, stage),
+        Path(run_folder) if run_folder is not None else path.parent / "run",
+    )
+    keep_freed_memory()
+    with refusals_told(f"{place.folder}: cannot be made", "; name another --folder"):
+        place.folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock.take(place.folder / ".lock")
+    if lock is None:
+        raise DataError(f"{place.folder}: another process runs this stage; end it, or name another --folder")
+    try:
+        with StopRequest() as stop:
+            _run(StageRun(line, stage, place, stop), place.folder / _FAILURE, stage, again=again)
+    finally:
+        lock.release()
+
+
+def _run(of_stage: StageRun, marker: Path, stage: int, *, again: bool) -> None:
+    """Runs it; an error that comes a second time at the same item stops the whole line, now and until ``again``."""
+    if again:
+        marker.unlink(missing_ok=True)
+    before = _failure(marker)
+    if before.get("stopped"):
+        raise LineError(f"{before['error']}; once its cause is mended, start every stage with --again")
+    try:
+        of_stage.run()
+    except (Interrupted, PeerLostError):
+        raise
+    except LineError as error:
+        _keep(marker, {"item": of_stage.done, "error": str(error), "stopped": True})
+        raise
+    except Exception as error:
+        item, why = of_stage.done, f"stage {stage} failed: {first_line(error)}"
+        stopped = before.get("item") == item
+        _keep(marker, {"item": item, "error": why, "stopped": stopped})
+        if stopped:
+            _log.warning("it is the second time at this item: the line is stopped")
+            of_stage.stop_line(why)
+        raise
+    marker.unlink(missing_ok=True)
+
+
+def _failure(marker: Path) -> dict[str, Any]:
+    try:
+        return checked(_Failure, json.loads(marker.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise DataError(f"{marker}: {first_line(error)}; remove it") from error
+
+
+def _keep(marker: Path, failure: dict[str, Any]) -> None:
+    write_whole(marker, json.dumps(failure) + "\n")
+
+
+def status(folder: str) -> None:
+    """Shows how a line stands.
+
+    Raises:
+        DataError: There is no status in the folder.
+    """
+    print(status_table(read_status(Path(folder))))

@@ -1,0 +1,193 @@
+"""What both ends of a link have in common: sockets that nobody without a known key gets through, heads, and waits.
+
+::
+
+    stage k   DEALER ═══ hello, items ═══════════════════════► ROUTER  stage k + 1   one connection, made by the earlier
+              DEALER ◄══ want, taken, saved ══════════════════ ROUTER                stage, again and again
+
+TCP, encrypted and authenticated both ways (CURVE) with the keys of the line's file. Each connection begins with the
+words ``hello`` and ``want``: the later stage says with which number to go on, and what its last snapshot covers. What
+belongs to an earlier connection is told by the number of the session, and dropped.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+import zmq
+
+from pipeal.core.errors import DataError, PipealError, first_line
+
+HEAD_BYTES = 1 << 20
+"""The longest head of a message."""
+
+TICK_S = 0.1
+"""How often the thread at a socket looks up although nothing came."""
+
+HEARTBEAT_S = 2.0
+"""How often the ends of a link ask each other for a sign of life; one that gives none four times is gone."""
+
+log = logging.getLogger(__name__)
+
+
+class LineError(PipealError, RuntimeError):
+    """A stage has failed for good, and with it the line; commands exit with 1."""
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Of a stage and its neighbour on a link, as ZeroMQ writes them (Z85).
+
+    Attributes:
+        public: This stage's.
+        secret: Likewise.
+        peer: The neighbour's public one.
+    """
+
+    public: str
+    secret: str
+    peer: str
+
+
+class End(threading.Thread):
+    """The thread at one end of a link. All of its methods but those named after a message are for that thread.
+
+    Args:
+        name: Of the thread.
+        line: The line's name; another one is refused.
+        changed: Notified when something came that the stage may wait for.
+
+    Attributes:
+        connected: Whether the link works.
+        failure: What ends the stage, if something does.
+    """
+
+    def __init__(self, name: str, line: str, changed: threading.Condition) -> None:
+        super().__init__(name=name, daemon=True)
+        self.line = line
+        self.changed = changed
+        self.connected = False
+        self._lost_at = monotonic()
+        self.failure: BaseException | None = None
+        self.context = zmq.Context()
+        self._wake_in = self.context.socket(zmq.PULL)
+        self._wake_in.bind("inproc://wake")
+        self._wake_out = self.context.socket(zmq.PUSH)
+        self._wake_out.connect("inproc://wake")
+        self._waking = threading.Lock()
+        self._closing = threading.Event()
+        self._sockets: list[Any] = [self._wake_in]
+
+    def socket(self, kind: int, largest_bytes: int) -> Any:
+        """A socket with the ways of a link."""
+        made = self.context.socket(kind)
+        made.sndhwm = made.rcvhwm = 0  # what is on the way is bounded by windows
+        made.linger = 0
+        made.maxmsgsize = largest_bytes
+        made.setsockopt(zmq.HEARTBEAT_IVL, int(1000 * HEARTBEAT_S))
+        made.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(4000 * HEARTBEAT_S))
+        made.setsockopt(zmq.HEARTBEAT_TTL, int(4000 * HEARTBEAT_S))
+        self._sockets.append(made)
+        return made
+
+    def tell(self, *words: Any) -> None:
+        """From any thread: has this one say something, or look again where there are no words."""
+        with self._waking:
+            if not self._closing.is_set():
+                self._wake_out.send(json.dumps(words).encode())
+
+    def close(self, linger_s: float = 2.0) -> None:
+        """From any other thread: ends this one; what was said last may take so long to arrive."""
+        with self._waking:
+            if self._closing.is_set():
+                return
+            self._closing.set()
+            self._wake_out.send(b"[]")
+        if self.ident is not None:
+            self.join()
+        self._leave()
+        for one in self._sockets[1:]:
+            one.close(int(1000 * linger_s))
+        self._wake_in.close(0)
+        self._wake_out.close(0)
+        self.context.term()
+
+    def run(self) -> None:
+        """Until it is closed; what goes wrong ends the stage."""
+        try:
+            self._serve()
+        except BaseException as error:  # noqa: BLE001  raised where the stage waits
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the stage, where it next waits."""
+        with self.changed:
+            self.failure = self.failure or error
+            self.changed.notify_all()
+
+    @property
+    def lost_s(self) -> float:
+        """For how many seconds the neighbour has been away."""
+        return 0.0 if self.connected else monotonic() - self._lost_at
+
+    def set_connected(self, connected: bool) -> None:
+        """Notes whether the link works."""
+        with self.changed:
+            if self.connected and not connected:
+                self._lost_at = monotonic()
+            self.connected = connected
+            self.changed.notify_all()
+
+    def said(self) -> list[Any]:
+        """What :meth:`tell` was given since the last look."""
+        found = []
+        while True:
+            try:
+                found.append(json.loads(self._wake_in.recv(zmq.NOBLOCK)))
+            except zmq.Again:
+                return [words for words in found if words]
+
+    @property
+    def closing(self) -> bool:
+        """Whether it is to end."""
+        return self._closing.is_set()
+
+    def _serve(self) -> None:
+        raise NotImplementedError
+
+    def _leave(self) -> None:
+        """What else there is to close."""
+
+
+def packed_head(words: Sequence[Any]) -> bytes:
+    """A head as it travels.
+
+    Raises:
+        DataError: It is too long.
+    """
+    found = json.dumps(words, separators=(",", ":")).encode()
+    if len(found) > HEAD_BYTES:
+        raise DataError(
+            f"what is said beside the tensors of an item has {len(found)} bytes, more than {HEAD_BYTES}; put numbers "
+            "into tensors"
+        )
+    return found
+
+
+def heard(frame: Any, understand: Callable[[list[Any]], None], sender: str) -> None:
+    """Reads a message's head and has it understood; what is none is told in a line, and let go."""
+    try:
+        if len(frame.buffer) > HEAD_BYTES:
+            raise ValueError(f"its head has {len(frame.buffer)} bytes")
+        words = json.loads(bytes(frame.buffer))
+        if not isinstance(words, list) or not words:
+            raise TypeError("it says nothing")
+        understand(words)
+    except (ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError) as error:
+        log.warning(f"{sender}: a message that is none of this line was refused: {first_line(error)[:200]}")

@@ -1,0 +1,162 @@
+"""The end of a link to the next stage: sends what is retained from where that stage goes on, as its window has room."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from time import monotonic
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from pipeal import __version__
+from pipeal.core.errors import DataError
+from pipeal.engine.distributed.window import Window
+from pipeal.line.link import HEAD_BYTES, TICK_S, End, Keys, LineError, heard, log, packed_head
+from pipeal.line.retained import Retained
+
+_GONE = zmq.EVENT_DISCONNECTED
+_REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+
+
+class Outgoing(End):
+    """That end.
+
+    Args:
+        stage: The number of this stage.
+        address: ``host:port``, where the next stage listens.
+        keys: Of both.
+        retained: What to send; its condition is notified of all that happens here.
+        line: The line's name.
+
+    Attributes:
+        window: Of the connection there is.
+        sent: The number of the item that is sent next.
+    """
+
+    def __init__(self, stage: int, address: str, keys: Keys, retained: Retained, line: str) -> None:
+        super().__init__(f"pipeal-line-{stage}-out", line, retained.changed)
+        self.stage = stage
+        self.address = address
+        self.retained = retained
+        self.window = Window()
+        self.sent = 0
+        self._session = 0
+        self._socket = self.socket(zmq.DEALER, HEAD_BYTES)
+        self._socket.setsockopt(zmq.IMMEDIATE, 1)  # what is not on its way by then is sent again
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 100)
+        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
+        self._socket.curve_publickey, self._socket.curve_secretkey = keys.public.encode(), keys.secret.encode()
+        self._socket.curve_serverkey = keys.peer.encode()
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | _GONE | _REFUSED)
+        self._told_refused = False
+
+    def ask_for_snapshot(self) -> None:
+        """Has the next stage save, so that what it covers can go."""
+        self.tell("save")
+
+    def stop(self, why: str) -> None:
+        """Has all later stages end."""
+        self.tell("stop", why)
+
+    def tell_status(self, stages: Mapping[str, Any]) -> None:
+        """Lets the next stage know how this one and all before it stand."""
+        self.tell("status", stages)
+
+    def bye(self) -> None:
+        """Says that nothing more will come or be asked for."""
+        self.tell("bye")
+
+    def _serve(self) -> None:
+        self._socket.connect(f"tcp://{self.address}")
+        poller = zmq.Poller()
+        for one in (self._socket, self._monitor, self._wake_in):
+            poller.register(one, zmq.POLLIN)
+        while not self.closing:
+            for found, _ in poller.poll(int(1000 * TICK_S)):
+                if found is self._monitor:
+                    self._hear_of(recv_monitor_message(found)["event"])
+                elif found is self._socket:
+                    self._receive()
+            for words in self.said():
+                self._send([words[0], self._session, *words[1:]])
+            self._send_items()
+        for words in self.said():  # the last ones
+            self._send([words[0], self._session, *words[1:]])
+
+    def _leave(self) -> None:
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+
+    def _hear_of(self, event: int) -> None:
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._session += 1
+            self._told_refused = False
+            self._send(["hello", self._session, self.line, self.stage, __version__])
+        elif event == _GONE:
+            if self.connected:
+                log.info(f"stage {self.stage + 1} is gone; waiting for it")
+            self.set_connected(False)
+        elif event & _REFUSED and not self._told_refused:
+            self._told_refused = True
+            log.warning(f"stage {self.stage + 1} at {self.address} refuses this stage's key, or has another one")
+
+    def _receive(self) -> None:
+        while True:
+            try:
+                frame, *more = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            if not more:
+                heard(frame, self._understand, f"stage {self.stage + 1}")
+
+    def _understand(self, words: list[Any]) -> None:
+        kind, session, *facts = words
+        if kind == "stop":
+            self.fail(LineError(str(facts[0])[:2000]))
+            return
+        if session != self._session:
+            return  # of a connection that is no more
+        if kind == "want":
+            number, saved = _number(facts[0]), _number(facts[1])
+            if number < self.retained.first:
+                raise_at_stage = DataError(
+                    f"stage {self.stage + 1} asks for item {number}, but had saved all before {self.retained.first}: "
+                    "it has lost its snapshots; put its folder back, or begin the line anew"
+                )
+                self.fail(raise_at_stage)
+                return
+            self.retained.cover(saved)
+            self.sent, self.window = number, Window()
+            self.set_connected(True)
+        elif kind == "taken":
+            self.window.taken(max(0.0, float(facts[0])), monotonic())
+        elif kind == "saved":
+            self.retained.cover(_number(facts[0]))
+        elif kind != "alive":
+            raise ValueError(f"it says {str(kind)[:40]!r}")
+
+    def _send_items(self) -> None:
+        while self.connected and self.window.is_open and (item := self.retained.get(self.sent)) is not None:
+            head = packed_head(["item", self._session, self.sent, *item.head()])
+            if not self._send_frames([head, *item.frames()]):
+                return
+            self.window.sent(item.size, monotonic())
+            self.sent += 1
+
+    def _send(self, words: list[Any]) -> None:
+        self._send_frames([packed_head(words)])
+
+    def _send_frames(self, frames: list[Any]) -> bool:
+        try:
+            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+            return True
+        except zmq.Again:  # there is no connection: the next one begins anew
+            self.set_connected(False)
+            return False
+
+
+def _number(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 2**62:
+        raise ValueError(f"{str(value)[:40]!r} is no number of an item")
+    return value

@@ -1,0 +1,458 @@
+"""One stage of a line from start to end: taken up from its last snapshot, and saved again and again."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import monotonic, time
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from pipeal.config import document, load_config
+from pipeal.core.checked import checked
+from pipeal.core.errors import DataError, Interrupted, PeerLostError, PipealError
+from pipeal.engine.devices import all_devices, parse_device
+from pipeal.engine.devices.threads import intra_op_threads
+from pipeal.engine.runner.compiling import check_compile
+from pipeal.engine.runner.precision import check_precision, matmul_precision
+from pipeal.engine.sizes import layers_of_stages
+from pipeal.line.beginning import first_item, require_same_data
+from pipeal.line.feed import Feed, FeedPosition
+from pipeal.line.incoming import Incoming
+from pipeal.line.items import BEGIN, END, Item, Packed
+from pipeal.line.line_file import LineFile, keys_of
+from pipeal.line.link import LineError
+from pipeal.line.outgoing import Outgoing
+from pipeal.line.retained import Retained
+from pipeal.line.status import StageStatus, Status
+from pipeal.line.top import Top
+from pipeal.line.worker import StageWorker
+from pipeal.reporting.environment import environment
+from pipeal.run.build import Experiment
+from pipeal.run.stopping import StopRequest
+from pipeal.run.train import KINDS
+from pipeal.training.checkpoint.store import Checkpoint, CheckpointStore
+
+_log = logging.getLogger(__name__)
+
+_LOOK_S = 0.2
+"""How often a stage that waits looks whether it is to end."""
+
+_GRACE_S = 30.0
+"""How long a stage that has done all waits for the one before it, which may have been away when it was told."""
+
+_POSITION = TypeAdapter(FeedPosition)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a stage keeps what it has.
+
+    Attributes:
+        folder: Of its snapshots and its status.
+        key: The file with its secret key.
+        run: On the last stage, the run's folder.
+    """
+
+    folder: Path
+    key: Path
+    run: Path
+
+
+class StageRun:
+    """That.
+
+    Args:
+        line: The line.
+        number: Of the stage.
+        place: Where it keeps what it has.
+        stop: Whether it is to end.
+    """
+
+    def __init__(self, line: LineFile, number: int, place: Place, stop: StopRequest) -> None:
+        self.line = line
+        self.number = number
+        self.place = place
+        self._stop = stop
+        self._is_last = number == len(line.stages) - 1
+        self._schema, self._kind = KINDS[line.kind]
+        self._device = _device(line.stages[number].device)
+        self._store = CheckpointStore(place.folder / "snapshots", keep=2)
+        self._begin: Mapping[str, Any] | None = None
+        self._worker: StageWorker | None = None
+        self._top: Top | None = None
+        self._feed: Feed | None = None
+        self._incoming: Incoming | None = None
+        self._outgoing: Outgoing | None = None
+        self._retained = Retained(line.retain_mib * 2**20)
+        self._done = 0
+        self._ended = False
+        self._saving: _Saving | None = None
+        self._saved_at = monotonic()
+        self._open = ExitStack()
+        self._status = Status(place.folder, number)
+
+    def run(self) -> None:
+        """Takes the stage up, or begins it, and has it do its part to the end of the line.
+
+        Raises:
+            Interrupted: It was asked to end, and has saved.
+            LineError: Another stage has failed for good.
+            PeerLostError: A neighbour was away for longer than ``wait_s``.
+            Exception: What this stage failed with.
+        """
+        with self._open:
+            self._open.enter_context(self._store)
+            saved = self._store.newest(_log.warning)
+            experiment = self._read() if self.number == 0 else None
+            if saved is not None:
+                self._take_up(saved, experiment)
+            elif experiment is not None:
+                self._begin_feed(experiment)
+            self._connect(0 if saved is None else self._done)
+            try:
+                if not self._ended:
+                    self._work()
+                self._finish()
+            except Interrupted:
+                raise
+            except LineError as error:
+                self._pass_on_stop(str(error))
+                raise
+            finally:
+                self._leave()
+
+    def stop_line(self, why: str) -> None:
+        """Has all other stages end."""
+        self._connect(self._done)
+        self._pass_on_stop(why)
+        self._leave()
+
+    @property
+    def done(self) -> int:
+        """How many items are behind it."""
+        return self._done
+
+    def _read(self) -> Experiment:
+        config = load_config(self._schema, values=self.line.config)
+        return self._kind.read(config)
+
+    def _begin_feed(self, experiment: Experiment) -> None:
+        first = first_item(experiment, len(self.line.stages), self._device)
+        self._feed = Feed(experiment, self._config_of(first.facts), first, FeedPosition())
+
+    def _config_of(self, begin: Mapping[str, Any]) -> Any:
+        return load_config(self._schema, values=document.parse(begin["config"], source="stage 0"))
+
+    def _take_up(self, saved: Checkpoint, experiment: Experiment | None) -> None:
+        """Goes on from a snapshot.
+
+        Raises:
+            DataError: It is of another line, or of other data.
+        """
+        state, counted = saved.state, saved.epoch()
+        if state.get("line") != self.line.line or state.get("stage") != self.number:
+            raise DataError(
+                f"{saved.path} is of stage {state.get('stage')} of the line {state.get('line')}, not of stage "
+                f"{self.number} of {self.line.line}; name another --folder"
+            )
+        begin = state["begin"]
+        _tell_of_other_machine(state["environment"])
+        if experiment is not None:
+            require_same_data(experiment, begin["facts"])
+            position = checked(_POSITION, state["feed"])
+            self._feed = Feed(experiment, self._config_of(begin), Item(BEGIN, begin), position)
+        kept = [Packed.of_state(one) for one in counted["retained"]]
+        self._retained = Retained(self.line.retain_mib * 2**20, state["first"], kept)
+        self._done, self._ended = saved.position["item"], state["ended"]
+        self._build(begin, experiment, saved)
+        assert self._worker is not None
+        self._worker.go_on(counted["worker"])
+        if self._top is not None:
+            self._top.go_on(counted["top"])
+            self._worker.take_decoders(counted["decoders"])
+        _log.info(f"stage {self.number} goes on after {self._done} items, {self._worker.next_batch} of them batches")
+
+    def _build(self, begin: Mapping[str, Any], experiment: Experiment | None, saved: Checkpoint | None) -> None:
+        """Makes the layers, as new or as saved; the engine's settings hold from here on."""
+        config = self._config_of(begin)
+        self._begin = begin
+        models = (
+            self._kind.models(config, begin["blueprint"]) if experiment is None else experiment.models.under(config)
+        )
+        device = parse_device(self._device)
+        check_precision(config.train.precision, [device])
+        check_compile(config.engine.compile, [device])
+        own = layers_of_stages(config.engine.sizes)[self.number]
+        if self._is_last:
+            self._top = Top(self.place.run, config, begin["facts"], models.criterion)
+            self._open.callback(self._top.close)
+        self._open.enter_context(intra_op_threads(config.engine.threads))
+        self._open.enter_context(matmul_precision(config.engine.matmul))
+        states = None if saved is None else saved.layers()
+        self._worker = StageWorker(models, config, own, self._device, self._emit, states, self._top)
+        self._open.callback(self._worker.close)
+
+    def _connect(self, first: int) -> None:
+        stages, number = self.line.stages, self.number
+        if number and self._incoming is None:
+            address = stages[number].address
+            assert address is not None
+            keys = keys_of(self.line, self.place.key, number, number - 1)
+            largest = int(self.line.largest_mib * 2**20)
+            self._incoming = Incoming(number, address, keys, self.line.line, first, largest)
+            self._incoming.start()
+        if not self._is_last and self._outgoing is None:
+            address = stages[number + 1].address
+            assert address is not None
+            keys = keys_of(self.line, self.place.key, number, number + 1)
+            self._outgoing = Outgoing(number, address, keys, self._retained, self.line.line)
+            self._outgoing.start()
+
+    def _work(self) -> None:
+        items = None if self._feed is None else self._feed.items()
+        while not self._ended:
+            if (code := self._stop.code()) is not None:
+                self._interrupt(code)
+            self._save_if_due()
+            self._tell()
+            item = self._next(items)
+            if item is None:
+                continue
+            if item.kind == BEGIN and self._worker is None:
+                self._build(item.facts, None if self._feed is None else self._feed.experiment, None)
+                if self._top is not None:
+                    self._top.begin(item.tree if isinstance(item.tree, dict) else {})
+            if self._worker is None:
+                raise DataError(f"an item of the kind {item.kind} came first; begin the line anew")
+            self._worker.handle(item)
+            self._done += 1
+            self._ended = item.kind == END
+
+    def _next(self, items: Iterator[Item] | None) -> Item | None:
+        if items is not None:
+            return next(items)
+        assert self._incoming is not None
+        found = self._incoming.take(_LOOK_S)
+        if found is None:
+            self._require_neighbours()
+            return None
+        number, packed = found
+        if number != self._done:
+            raise DataError(f"item {number} came, where item {self._done} was expected; begin the line anew")
+        return packed.item()
+
+    def _emit(self, item: Item) -> None:
+        """Gives an item to the next stage; waits while too many wait for a snapshot there."""
+        packed, asked_at = Packed.of(item), 0.0
+        assert self._outgoing is not None
+        while True:
+            with self._retained.changed:
+                room = self._retained.changed.wait_for(
+                    lambda: self._retained.has_room(packed.size) or self._has_failed(), _LOOK_S
+                )
+            self._raise_failure()
+            if room:
+                break
+            if (code := self._stop.code()) is not None:
+                raise Interrupted("interrupted while the next stage took nothing; the last snapshot stands", code)
+            if monotonic() - asked_at > 1.0:
+                asked_at = monotonic()
+                self._outgoing.ask_for_snapshot()
+            self._require_neighbours()
+            self._tell()
+        self._retained.add(packed)
+        self._outgoing.tell()
+
+    def _has_failed(self) -> bool:
+        return any(end is not None and end.failure is not None for end in (self._incoming, self._outgoing))
+
+    def _raise_failure(self) -> None:
+        for end in (self._incoming, self._outgoing):
+            if end is not None and end.failure is not None:
+                raise end.failure
+
+    def _require_neighbours(self) -> None:
+        """Waits for them no longer than the line says."""
+        self._raise_failure()
+        if self.line.wait_s is None:
+            return
+        for end, neighbour in ((self._incoming, self.number - 1), (self._outgoing, self.number + 1)):
+            if end is not None and end.lost_s > self.line.wait_s:
+                raise PeerLostError(
+                    f"stage {neighbour} was away for {self.line.wait_s:g} s (wait_s); start it, and this one again",
+                    neighbour,
+                )
+
+    def _interrupt(self, code: int) -> None:
+        if self._worker is not None and not self._worker.gathers:
+            self._save()
+            self._await_saved()
+        raise Interrupted(f"stage {self.number} was interrupted; the same command goes on from its snapshot", code)
+
+    def _save_if_due(self) -> None:
+        wanted = self._incoming is not None and self._incoming.wants_snapshot
+        due = wanted or monotonic() - self._saved_at > self.line.snapshot_s
+        if self._saving is not None and not self._saving.is_alive():
+            self._await_saved()
+        if due and self._saving is None and self._worker is not None and not self._worker.gathers:
+            if self._incoming is not None:
+                self._incoming.wants_snapshot = False
+            self._save()
+
+    def _save(self) -> None:
+        """Copies what there is, and has it written on a thread of its own."""
+        self._await_saved()
+        assert self._worker is not None
+        states, counted = self._worker.state()
+        first, kept = self._retained.all()
+        state = {
+            "line": self.line.line,
+            "stage": self.number,
+            "begin": self._begin,
+            "first": first,
+            "ended": self._ended,
+            "feed": None if self._feed is None else asdict(self._feed.position),
+            "environment": _environment(),
+        }
+        epoch = {
+            "worker": counted,
+            "retained": [packed.state() for packed in kept],
+            "top": None if self._top is None else self._top.state(),
+            "decoders": {} if self._top is None else self._worker.decoders(),
+        }
+        done = self._done
+
+        def write() -> None:
+            self._store.save(done, states, {"item": done}, state, epoch=epoch)
+            if self._incoming is not None:
+                self._incoming.tell_saved(done)
+
+        self._saving = _Saving(write, done)
+        self._saving.start()
+        self._saved_at = monotonic()
+
+    def _await_saved(self, *, must: bool = False) -> None:
+        """Waits for the snapshot that is being written; where it could not be, the next one may, unless it ``must``."""
+        if self._saving is None:
+            return
+        ended, self._saving = self._saving, None
+        ended.join()
+        failure = ended.failure
+        if failure is None:
+            self._status.saved = ended.done
+            self._status.saved_at = time()
+        elif must or not isinstance(failure, PipealError):
+            raise failure
+        else:
+            _log.warning(f"{failure}; the next snapshot is tried in {self.line.snapshot_s:g} s")
+
+    def _finish(self) -> None:
+        """Saves, and leaves once the neighbours need nothing more."""
+        self._save()
+        self._await_saved(must=True)
+        if self._outgoing is not None:
+            while self._retained.first < self._retained.next:
+                with self._retained.changed:
+                    self._retained.changed.wait(_LOOK_S)
+                self._raise_failure()
+                self._require_neighbours()
+                self._tell()
+                if (code := self._stop.code()) is not None:
+                    raise Interrupted(f"stage {self.number} was interrupted, and is saved", code)
+            self._outgoing.bye()
+        if self._incoming is not None:
+            begin = monotonic()
+            while not self._incoming.bye and (self._incoming.connected or monotonic() - begin < _GRACE_S):
+                self._incoming.take(_LOOK_S)
+                self._tell()
+                if self._stop.code() is not None:
+                    break
+        self._tell(state="finished")
+
+    def _pass_on_stop(self, why: str) -> None:
+        if self._incoming is not None:
+            self._incoming.stop(why)
+        if self._outgoing is not None:
+            self._outgoing.stop(why)
+
+    def _leave(self) -> None:
+        for end in (self._outgoing, self._incoming):
+            if end is not None:
+                end.close()
+        self._outgoing = self._incoming = None
+        if self._saving is not None:
+            self._saving.join()
+
+    def _tell(self, state: str = "working") -> None:
+        self._status.tell(
+            lambda: StageStatus(
+                stage=self.number,
+                state=state,
+                items=self._done,
+                batches=0 if self._worker is None else self._worker.next_batch,
+                saved=self._status.saved,
+                saved_at=self._status.saved_at,
+                retained=self._retained.next - self._retained.first,
+                retained_mib=self._retained.size / 2**20,
+                waiting=0 if self._incoming is None else len(self._incoming),
+                window=0 if self._outgoing is None else self._outgoing.window.size,
+                before=_peer(self._incoming),
+                after=_peer(self._outgoing),
+            ),
+            below={} if self._incoming is None else self._incoming.statuses,
+            pass_on=None if self._outgoing is None else self._outgoing.tell_status,
+            at_once=state != "working",
+        )
+
+
+class _Saving(threading.Thread):
+    """Writes a snapshot.
+
+    Attributes:
+        done: The items behind it.
+        failure: Why it could not.
+    """
+
+    def __init__(self, write: Callable[[], None], done: int) -> None:
+        super().__init__(name="pipeal-line-snapshot", daemon=True)
+        self.done = done
+        self.failure: BaseException | None = None
+        self._write = write
+
+    def run(self) -> None:
+        try:
+            self._write()
+        except BaseException as error:  # noqa: BLE001  told by who waits for it
+            self.failure = error
+
+
+def _peer(end: Incoming | Outgoing | None) -> str:
+    return "-" if end is None else "connected" if end.connected else f"away for {end.lost_s:.0f} s"
+
+
+def _device(name: str) -> str:
+    if name != "auto":
+        parse_device(name)
+        return name
+    return next((found for found in all_devices() if found.startswith("cuda")), "cpu")
+
+
+def _environment() -> dict[str, Any]:
+    """What decides how a machine rounds."""
+    found = environment()
+    return {key: found[key] for key in ("pipeal", "torch", "cpu", "cpu_capability", "gpus") if key in found}
+
+
+def _tell_of_other_machine(before: Mapping[str, Any]) -> None:
+    now = _environment()
+    for key, value in before.items():
+        if now.get(key) != value:
+            _log.warning(
+                f"the snapshot was written with {key} {value}, here it is {now.get(key)}: bits may differ from here on"
+            )

@@ -1,0 +1,155 @@
+"""How a line stands: each stage writes it, and hears it of all stages before."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import monotonic, time
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from pipeal.core.atomic import write_whole
+from pipeal.core.checked import checked
+from pipeal.core.errors import DataError
+from pipeal.reporting.tables import Cell, table_text
+
+_EVERY_S = 1.0
+STATUS_FILE = "status.json"
+
+
+@dataclass(frozen=True)
+class StageStatus:
+    """Of one stage.
+
+    Attributes:
+        stage: Its number.
+        state: ``working`` or ``finished``.
+        items: How many are behind it.
+        batches: How many of them were batches to learn from.
+        saved: The items that its last snapshot covers; None where there is none of this life.
+        saved_at: When that was written, in seconds of Unix time.
+        retained: Items that the next stage has not saved yet.
+        retained_mib: Of their tensors.
+        waiting: Items that have arrived.
+        window: Items that may be on the way to the next stage.
+        before: Whether the stage before is there.
+        after: Likewise the next one.
+        rate: Batches per second since the status before.
+        at: When it was told, in seconds of Unix time.
+    """
+
+    stage: int
+    state: str
+    items: int
+    batches: int
+    saved: int | None
+    saved_at: float | None
+    retained: int
+    retained_mib: float
+    waiting: int
+    window: int
+    before: str
+    after: str
+    rate: float = 0.0
+    at: float = 0.0
+
+
+_STATUS = TypeAdapter(StageStatus)
+
+
+class Status:
+    """Writes it, and passes it on.
+
+    Args:
+        folder: Of the stage.
+        stage: Its number.
+
+    Attributes:
+        saved: See :class:`StageStatus`, as for ``saved_at``.
+    """
+
+    def __init__(self, folder: Path, stage: int) -> None:
+        self.saved: int | None = None
+        self.saved_at: float | None = None
+        self._path = folder / STATUS_FILE
+        self._stage = stage
+        self._told_at = -_EVERY_S
+        self._batches = 0
+
+    def tell(
+        self,
+        status: Callable[[], StageStatus],
+        below: Mapping[str, Any],
+        pass_on: Callable[[Mapping[str, Any]], None] | None,
+        *,
+        at_once: bool = False,
+    ) -> None:
+        """Writes how it stands, if the last time was a second ago, or else ``at_once``."""
+        now = monotonic()
+        elapsed_s = now - self._told_at
+        if elapsed_s < _EVERY_S and not at_once:
+            return
+        found = status()
+        rate = max(0.0, (found.batches - self._batches) / elapsed_s)
+        own = {**asdict(found), "rate": rate, "at": time()}
+        self._told_at, self._batches = now, found.batches
+        stages = {**below, str(self._stage): own}
+        write_whole(self._path, json.dumps({"stages": stages}, indent=1) + "\n")
+        if pass_on is not None:
+            pass_on(stages)
+
+
+def read_status(folder: Path) -> list[StageStatus]:
+    """What a stage knows of itself and of all stages before.
+
+    Raises:
+        DataError: There is none.
+    """
+    path = folder / STATUS_FILE
+    try:
+        stages = json.loads(path.read_text(encoding="utf-8"))["stages"]
+        return [checked(_STATUS, stages[number]) for number in sorted(stages, key=int)]
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}; name the folder of a stage, best of the last one") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} is not what a stage of a line writes: {error}") from error
+
+
+def status_table(stages: Sequence[StageStatus]) -> str:
+    """For people."""
+    now = time()
+    columns = [
+        "stage",
+        "state",
+        "batches",
+        "batches/s",
+        "window",
+        "arrived",
+        "retained",
+        "MiB",
+        "saved",
+        "before",
+        "after",
+        "told",
+    ]
+    rows: list[list[Cell]] = [
+        [
+            f"{one.stage}",
+            one.state,
+            one.batches,
+            one.rate,
+            one.window,
+            one.waiting,
+            one.retained,
+            one.retained_mib,
+            "-" if one.saved_at is None else f"item {one.saved}, {now - one.saved_at:.0f} s ago",
+            one.before,
+            one.after,
+            f"{now - one.at:.0f} s ago",
+        ]
+        for one in stages
+    ]
+    return table_text("the line", columns, rows)

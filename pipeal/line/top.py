@@ -1,0 +1,180 @@
+"""The last stage's part: it answers, and keeps what one process would: rows, and at the end a checkpoint of all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+from torch import Tensor
+
+from pipeal.config import RunConfig, dump_config
+from pipeal.core.artifacts import ASKED, CHECKPOINTS, CONFIG, STATUS
+from pipeal.core.atomic import write_whole
+from pipeal.core.checked import checked
+from pipeal.core.errors import DataError
+from pipeal.engine.state.layer_state import State
+from pipeal.line.feed import PARTS
+from pipeal.line.items import Item
+from pipeal.reporting.recorders import write_json
+from pipeal.run.training import recorders_of
+from pipeal.training.checkpoint.store import CheckpointStore
+from pipeal.training.evaluation import Criterion, mean_of, right, right_and_loss, share_right
+from pipeal.training.position import Part, Position
+from pipeal.training.row import EpochRow
+from pipeal.training.trainer import Scores
+
+_PART = TypeAdapter(Part)
+_MOST_FILES = 16
+
+
+class Top:
+    """That part.
+
+    Args:
+        folder: The run's folder, as one process leaves it.
+        config: With every choice made.
+        facts: About the data.
+        criterion: The loss that epochs are measured by, if any.
+        position: Where the training stands; moves along.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: RunConfig,
+        facts: Mapping[str, Any],
+        criterion: Criterion | None,
+        position: Position | None = None,
+    ) -> None:
+        self.folder = folder
+        self.position = position or Position()
+        self._config = config
+        self._facts = facts
+        self._criterion = criterion
+        self._asked: dict[str, list[Tensor]] = {part: [] for part in PARTS}
+        self._evaluated: Mapping[str, Any] = {}
+        self._states: dict[int, State] = {}
+        self._recorders = list(recorders_of(config, folder))
+
+    def begin(self, files: Mapping[str, Tensor]) -> None:
+        """Makes the folder, with the files that a trained model needs to read its input.
+
+        Raises:
+            DataError: They have names that lead elsewhere, or the system refused to write.
+        """
+        if len(files) > _MOST_FILES or any(Path(name).name != name or name.startswith(".") for name in files):
+            raise DataError(f"files of the names {', '.join(files)[:200]} came; expected plain names")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_whole(CONFIG.at(self.folder), dump_config(self._config))
+        write_whole(ASKED.at(self.folder), dump_config(self._config))
+        for name, content in files.items():
+            write_whole(self.folder / name, bytes(content.numpy()).decode("utf-8"))
+        self.record_again()
+
+    def record_again(self) -> None:
+        """Writes the rows so far, and no others."""
+        for recorder in self._recorders:
+            recorder.rewrite(self.position.rows)
+        self._tell("running")
+
+    def begin_evaluation(self, facts: Mapping[str, Any]) -> None:
+        """An epoch was trained."""
+        self._evaluated = facts
+
+    def answer(self, part: str, logits: Tensor, wanted: Tensor) -> None:
+        """Counts the answers to a batch."""
+        found = right(logits, wanted) if self._criterion is None else right_and_loss(logits, wanted, self._criterion)
+        self._asked[part].append(found.cpu())
+
+    def end_evaluation(self) -> None:
+        """Makes the epoch's row of them."""
+        position, facts = self.position, self._evaluated
+        part = checked(_PART, facts["part"])
+        layers = [facts["layers"][number] for number in sorted(facts["layers"], key=int)]
+        position.trained_s += part.seconds
+        position.totals.non_finite += sum(layer["non_finite"] for layer in layers)
+        position.totals.splits += sum(layer["splits"] for layer in layers)
+        position.totals.overflows[1] = sum(layer["overflows"] for layer in layers)
+        row = EpochRow(
+            turn=1,
+            epoch=facts["epoch"],
+            train_time=position.trained_s,
+            epoch_time=part.seconds,
+            samples_per_s=part.samples / part.seconds,
+            tokens_per_s=part.tokens / part.seconds,
+            losses=tuple(tuple(layer["losses"]) for layer in layers if layer["losses"]),
+            **self._scores()._asdict(),
+        )
+        position.rows.append(row)
+        position.totals.add(part)
+        position.batches += part.batches
+        position.epoch = row.epoch
+        self._asked = {name: [] for name in PARTS}
+        for recorder in self._recorders:
+            recorder.write(row)
+        self._tell("running")
+
+    def take_layer(self, item: Item) -> None:
+        """Keeps what a layer has learnt, for the checkpoint."""
+        assert isinstance(item.tree, dict)
+        self._states[item.facts["layer"]] = item.tree
+
+    def end(self) -> None:
+        """Writes the checkpoint, as one process does after the last epoch."""
+        position = self.position
+        store = CheckpointStore(CHECKPOINTS.at(self.folder), keep=self._config.train.checkpoint.keep)
+        with store:
+            store.save(
+                position.step,
+                self._states,
+                {"turn": 1, "epoch": position.epoch, "batch": 0},
+                {"training": position.state(), "data": dict(self._facts), "config": asdict(self._config)},
+                epoch={"losses": [], "splits": 0},
+            )
+        self._tell("finished")
+
+    def state(self) -> dict[str, Any]:
+        """For a snapshot."""
+        return {
+            "position": self.position.state(),
+            "evaluated": dict(self._evaluated),
+            "asked": self._asked,
+            "states": {str(number): state for number, state in self._states.items()},
+        }
+
+    def go_on(self, state: Mapping[str, Any]) -> None:
+        """Takes up what :meth:`state` gave."""
+        self.position = Position.of(state["position"], [])
+        self._evaluated, self._asked = state["evaluated"], state["asked"]
+        self._states = {int(number): found for number, found in state["states"].items()}
+        self.record_again()
+
+    def close(self) -> None:
+        """Closes what it writes to."""
+        for recorder in self._recorders:
+            recorder.close()
+
+    def _scores(self) -> Scores:
+        found: dict[str, float] = {}
+        for part, answers in self._asked.items():
+            if part == "held" and not answers:
+                continue
+            if self._criterion is None:
+                found[f"{part}_acc"] = share_right(answers)
+            else:
+                found[f"{part}_acc"], found[f"{part}_loss"] = mean_of(answers)
+        return Scores(**found)
+
+    def _tell(self, status: str) -> None:
+        write_json(
+            STATUS.at(self.folder),
+            {
+                "status": status,
+                "message": "",
+                "epoch": self.position.epoch,
+                "epochs": self._config.train.epochs,
+            },
+        )
