@@ -1,4 +1,4 @@
-"""How a line begins: the choices that a configuration leaves open, and the first item, which tells them to all stages."""
+"""How a line begins: the choices that a configuration leaves open, and the first item, by which stages know them."""
 
 from __future__ import annotations
 

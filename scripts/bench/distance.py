@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -25,6 +26,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import zmq
 from distance_ideals import Step, backprop_s, drawn, pipelined_s
 from distance_ranks import FLOATS, be_rank
 from long_line import Line, LinkKind, NoLineError, Passed, Started, check, long_line, started
@@ -44,7 +46,7 @@ RUNS = (1, 50, 400)
 
 PACKETS, PARTS, WEIGHTS_BYTES, LOCAL_STEPS = 8, (4, 8, 16, 32), 4 << 20, 100
 
-METHODS = ("pipeal", "pipeal, CV 0.5", "gpipe", "1f1b", "data parallel", "local SGD")
+METHODS = ("pipeal", "pipeal, CV 0.5", "pipeal line", "pipeal line, CV 0.5", "gpipe", "1f1b", "data parallel", "local SGD")
 
 LOOPBACK_MS = (15.0, 10.0, 7.5, 5.0, 4.0, 3.0, 2.5, 2.0, 1.5, 1.0)
 """Steps that four stages on one machine are tried with."""
@@ -113,7 +115,10 @@ def measure(line: Line, method: str, kind: LinkKind, turn: int) -> Row:
     facts: dict[str, Any]
     if method.startswith("pipeal"):
         order |= {"method": "pipeal", "runs": RUNS, "cv": 0.5 if "CV" in method else 0.0, "seed": turn}
-        found = carried_out(order, STAGES, line)
+        with tempfile.TemporaryDirectory() as folder:
+            if "line" in method:
+                order |= of_links(folder, [line.address(rank) for rank in range(STAGES)])
+            found = carried_out(order, STAGES, line)
         facts = of_line(found, order, kind)
     else:
         warm_ups, updates = (1, 2) if method == "local SGD" else (2, 5)
@@ -122,6 +127,12 @@ def measure(line: Line, method: str, kind: LinkKind, turn: int) -> Row:
         found = carried_out(order, STAGES, line)
         facts = min((of_updates(one, order, kind) for one in found), key=lambda one: float(one["packet_ms"]))
     return Row(method, 1e3 * kind.delay_s, kind.bits_per_s / 1e6, turn, **facts, load=os.getloadavg()[0])
+
+
+def of_links(folder: str, hosts: Sequence[str]) -> dict[str, Any]:
+    """What an order over the links of ``pipeal line`` has beside that of one under ``torchrun``."""
+    keys = [[key.decode() for key in zmq.curve_keypair()] for _ in hosts]
+    return {"method": "line", "folder": folder, "keys": keys, "addresses": [f"{host}:29518" for host in hosts]}
 
 
 def of_line(found: list[dict[str, Any]], order: Mapping[str, Any], kind: LinkKind) -> dict[str, Any]:

@@ -6,11 +6,13 @@ backward sleeps as well; data parallel and local SGD sleep a share of a batch th
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any
 
@@ -25,6 +27,11 @@ from virtual import VirtualLayer
 
 from pipeal.core.tree import Tree
 from pipeal.engine.distributed import DistributedPipeline, Launch, World, open_world, serve
+from pipeal.line.incoming import Incoming
+from pipeal.line.items import BATCH, Item, Packed
+from pipeal.line.link import Keys
+from pipeal.line.outgoing import Outgoing
+from pipeal.line.retained import Retained
 
 FLOATS = 1024
 """Of a sample: 64 samples are a packet of 256 KB."""
@@ -82,6 +89,64 @@ def pipeal(say: Say, order: dict[str, Any], launch: Launch) -> None:
         found = world.gather({"begun": own.begun, "turned": own.turned, "ended": own.ended, "windows": own.windows})
     if launch.rank == 0:
         say({"stages": found})
+
+
+def come_and_go(say: Say, order: dict[str, Any], launch: Launch) -> None:
+    """The same over the links of ``pipeal line``, whose stages keep what the next one has not saved."""
+    runs, rank, folder = order["runs"], launch.rank, Path(order["folder"])
+    steps = drawn(launch.size, sum(runs), tuple(order["step"]), order["cv"], order["seed"])
+    own = SleepingLayer(steps[rank])
+    pairs, addresses = order["keys"], order["addresses"]
+
+    def keys(peer: int) -> Keys:
+        return Keys(*pairs[rank], pairs[peer][0])
+
+    retained, incoming, outgoing = Retained(2**30), None, None
+    if rank:
+        incoming = Incoming(rank, addresses[rank], keys(rank - 1), "distance", 0, 2**26)
+        incoming.start()
+    if rank + 1 < launch.size:
+        outgoing = Outgoing(rank, addresses[rank + 1], keys(rank + 1), retained, "distance")
+        outgoing.start()
+        own.window = lambda: outgoing.window.size
+    x = torch.zeros(order["samples"], FLOATS)
+    number = 0
+    for run, batches in enumerate(runs):
+        if rank == 0:
+            say({"begins": True})
+            begin = perf_counter()
+        for _ in range(batches):
+            given: Tree = x
+            if incoming is not None:
+                while (found := incoming.take(1.0)) is None:
+                    pass
+                given = found[1].item().tree
+            onward, _ = own(given, None)
+            if outgoing is not None:
+                retained.add(Packed.of(Item(BATCH, {"batch": number}, onward)))
+                outgoing.tell()
+            own.backward()
+            own.update()
+            number += 1
+        if incoming is not None:
+            incoming.tell_saved(number)
+        if rank == launch.size - 1:
+            (folder / f"ended-{run}").touch()
+        while not (folder / f"ended-{run}").exists():
+            sleep(0.002)
+        if rank == 0:
+            say({"ended": True, "reported_s": perf_counter() - begin})
+    told = {"begun": own.begun, "turned": own.turned, "ended": own.ended, "windows": own.windows}
+    (folder / f"told-{rank}.aside").write_text(json.dumps(told), encoding="utf-8")
+    (folder / f"told-{rank}.aside").rename(folder / f"told-{rank}.json")
+    paths = [folder / f"told-{other}.json" for other in range(launch.size)]
+    while not all(path.exists() for path in paths):
+        sleep(0.02)
+    if rank == 0:
+        say({"stages": [json.loads(path.read_text(encoding="utf-8")) for path in paths]})
+    for end in (outgoing, incoming):
+        if end is not None:
+            end.close(0.0)
 
 
 def _window(world: World) -> int:
@@ -192,8 +257,8 @@ def be_rank(say: Say, order: dict[str, Any], launch: Launch) -> None:
     with suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, -10)  # what else the machine does is not measured
     torch.set_num_threads(1)
-    if order["method"] == "pipeal":
-        pipeal(say, order, launch)
+    if order["method"] in ("pipeal", "line"):
+        {"pipeal": pipeal, "line": come_and_go}[order["method"]](say, order, launch)
         return
     where = f"tcp://{launch.address}:{launch.port}"
     dist.init_process_group(
