@@ -112,6 +112,10 @@ class Interrupted(PipealError):  # noqa: N818  not a mistake: someone asked for 
         self.code = code
 
 
+class LineError(PipealError, RuntimeError):
+    """A stage of a line has failed for good, and with it the line; commands exit with 1."""
+
+
 class PeerLostError(PipealError, RuntimeError):
     """Another process of a distributed run has ended before its time, or is not heard of any more.
 
@@ -160,7 +164,7 @@ def exit_code(error: BaseException) -> int:
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     if isinstance(error, KeyboardInterrupt):
         return 130
-    not_the_users = (StallError, SaveError, WorkerError, NonFiniteError, OutOfMemoryError)
+    not_the_users = (StallError, SaveError, WorkerError, NonFiniteError, OutOfMemoryError, LineError)
     return 2 if isinstance(error, PipealError) and not isinstance(error, not_the_users) else 1
 
 

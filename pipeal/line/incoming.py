@@ -13,9 +13,9 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from pipeal import __version__
-from pipeal.core.errors import ConfigError
+from pipeal.core.errors import ConfigError, LineError
 from pipeal.line.items import Packed
-from pipeal.line.link import TICK_S, End, Keys, LineError, heard, log, packed_head
+from pipeal.line.link import TICK_S, End, Keys, heard, log, packed_head
 
 
 class Incoming(End):
@@ -89,10 +89,6 @@ class Incoming(End):
         self.saved = number
         self.tell("saved", number)
 
-    def stop(self, why: str) -> None:
-        """Has all earlier stages end."""
-        self.tell("stop", why)
-
     def __len__(self) -> int:
         return len(self._arrived)
 
@@ -104,13 +100,11 @@ class Incoming(End):
             for found, _ in poller.poll(int(1000 * TICK_S)):
                 if found is self._socket:
                     self._receive()
-            for words in self.said():
-                self._send([words[0], self._session, *words[1:]])
+            self.speak()
             if monotonic() - self._probed_at > 1.0:  # a peer that is gone shows when something is sent to it
                 self._probed_at = monotonic()
-                self._send(["alive", self._session])
-        for words in self.said():
-            self._send([words[0], self._session, *words[1:]])
+                self.send(["alive"])
+        self.speak()
 
     def _leave(self) -> None:
         self._guard.stop()
@@ -171,13 +165,14 @@ class Incoming(End):
         self._want()
 
     def _want(self) -> None:
-        self._send(["want", self._session, self._expected, self.saved])
+        self.send(["want", self._expected, self.saved])
 
-    def _send(self, words: list[Any]) -> None:
+    def send(self, words: list[Any]) -> None:
+        """As said there."""
         if self._peer is None:
             return
         try:
-            self._socket.send_multipart([self._peer, packed_head(words)], zmq.NOBLOCK)
+            self._socket.send_multipart([self._peer, packed_head([words[0], self._session, *words[1:]])], zmq.NOBLOCK)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise

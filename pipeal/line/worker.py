@@ -77,6 +77,9 @@ class StageWorker:
             seed=seed,
             window=Window(0, 0),
         )
+        if self._stage.device.device.type == "cuda":
+            torch.cuda.synchronize(self._stage.device.device)  # the weights have arrived before other streams read
+        self._stage.device.follow_caller()
         self._below = layers[: own.start]
         """On the meta device; the top needs of them what comes down."""
         self._emit = emit
@@ -225,6 +228,7 @@ class StageWorker:
             self._top.end_evaluation()
 
     def _end(self, item: Item) -> None:
+        bring_to_rest([self._stage])
         for number, layer in self._stage.layers:
             # As a checkpoint has it; the tensors are not written to any more.
             found = Item(LAYER, {"layer": number}, layer_state(layer, lambda tensor: tensor.detach().to("cpu")))
