@@ -197,7 +197,7 @@ class StageRun:
         self._open.enter_context(intra_op_threads(config.engine.threads))
         self._open.enter_context(matmul_precision(config.engine.matmul))
         states = None if saved is None else saved.layers()
-        self._worker = StageWorker(models, config, own, self._device, self._emit, states, self._top)
+        self._worker = StageWorker(self.number, models, config, own, self._device, self._emit, states, self._top)
         self._open.callback(self._worker.close)
 
     def _connect(self, first: int) -> None:

@@ -43,6 +43,7 @@ class StageWorker:
         the rest   send on                  at the top nothing is sent: it answers, and keeps the rows
 
     Args:
+        number: Of the stage, for messages.
         models: Makes the layers.
         config: With every choice made.
         own: The numbers of this stage's.
@@ -58,6 +59,7 @@ class StageWorker:
 
     def __init__(
         self,
+        number: int,
         models: Models,
         config: RunConfig,
         own: range,
@@ -70,8 +72,8 @@ class StageWorker:
         options = engine_options(config)
         layers = list(made_ready(models.layers(config.train.mode, seed, own), config, states=states, here=own))
         self._stage = Stage(
-            0,
-            [(number, layers[number]) for number in own],
+            number,
+            [(index, layers[index]) for index in own],
             open_device(device),
             options,
             seed=seed,
