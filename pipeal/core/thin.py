@@ -32,7 +32,7 @@ from pipeal.core.tree import Tree, map_tensors
 LEVELS = 127
 """The largest magnitude of an 8-bit value; -128 is not used."""
 
-_LEVEL = torch.tensor(1 / LEVELS)
+_LEVEL = torch.tensor(1 / LEVELS, dtype=torch.float32, device="cpu")
 """Times 127 it is 1, in float32, too."""
 
 _SCALE_BYTES = 4
