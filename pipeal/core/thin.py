@@ -127,16 +127,16 @@ def _saves(tensor: Tensor, kind: PacketFormat) -> bool:
 
 def _to_int8(x: Tensor, *, by_chance: bool) -> tuple[Tensor, Tensor]:
     """``(…, N)`` float32 as ``(…, N)`` int8 and the scales ``(…, 1)`` float32 of its rows."""
-    low, high = x.aminmax(dim=-1, keepdim=True)
-    scale = torch.maximum(-low, high)  # NaN where there is a NaN
+    steps = x.abs()  # and written over below: another block of memory would take longer than all that is computed
+    scale = steps.amax(-1, keepdim=True)  # NaN where there is one
     scale.masked_fill_(scale < _LEAST_SCALE, 0.0)
     scale.masked_fill_(~scale.isfinite(), torch.nan)
     # Whatever becomes of NaN as an integer, times NaN it is NaN again.
-    steps = x * torch.where(scale > 0, LEVELS / scale, 0.0)
+    torch.mul(x, torch.where(scale > 0, LEVELS / scale, 0.0), out=steps)
     if by_chance:
         draws = random_words((x.numel() + 7) // 8, x.device).view(torch.uint8)[: x.numel()].view(x.shape)
         # Between 0 and 1, but no nearer to them than a whole number is off that was divided and multiplied before.
-        steps.add_(draws.to(torch.float32).add_(0.5).mul_(1 / 256)).floor_()
+        steps.add_(1 / 512).add_(draws, alpha=1 / 256).floor_()
     else:
         steps.round_()
     return steps.clamp_(-LEVELS, LEVELS).to(torch.int8), scale
