@@ -78,6 +78,7 @@ class StageWorker:
             options,
             seed=seed,
             window=Window(0, 0),
+            last=len(layers) - 1,
         )
         if self._stage.device.device.type == "cuda":
             torch.cuda.synchronize(self._stage.device.device)  # the weights have arrived before other streams read
@@ -205,7 +206,7 @@ class StageWorker:
         layers = self._stage.layers
         climbed = self._visit([(UP, *layer) for layer in layers], x)
         if self._top is None:
-            self._emit(Item(ASK, item.facts, (climbed, y)))
+            self._emit(Item(ASK, item.facts, (self._stage.thin(climbed), y)))
             return
         answer = self._visit([(TURN, *layers[-1]), *((DOWN, *layer) for layer in reversed(layers))], climbed)
         below: list[Step] = [(DOWN, number, layer) for number, layer in reversed([*enumerate(self._below)])]
