@@ -127,6 +127,10 @@ class PeerLostError(PipealError, RuntimeError):
         self.code = code
 
 
+class LineError(PipealError, RuntimeError):
+    """A stage of a line has failed for good, and with it the line; commands exit with 1."""
+
+
 @contextmanager
 def refusals_told(what: str, advice: str = "", kind: type[PipealError] = DataError) -> Iterator[None]:
     """Raises an error of pipeal for an OSError in its block: what was tried, what the system said, and what to do.
@@ -160,7 +164,7 @@ def exit_code(error: BaseException) -> int:
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     if isinstance(error, KeyboardInterrupt):
         return 130
-    not_the_users = (StallError, SaveError, WorkerError, NonFiniteError, OutOfMemoryError)
+    not_the_users = (StallError, SaveError, WorkerError, NonFiniteError, OutOfMemoryError, LineError)
     return 2 if isinstance(error, PipealError) and not isinstance(error, not_the_users) else 1
 
 

@@ -10,14 +10,13 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from pipeal.config import all_values, load_config, nested
-from pipeal.core.atomic import write_whole
+from pipeal.core.atomic import make_folder, write_whole
 from pipeal.core.checked import checked
-from pipeal.core.errors import ConfigError, DataError, Interrupted, PeerLostError, first_line, refusals_told
+from pipeal.core.errors import ConfigError, DataError, Interrupted, LineError, PeerLostError, first_line, refusals_told
 from pipeal.core.lock import FileLock
 from pipeal.engine.devices.allocator import keep_freed_memory
 from pipeal.line.beginning import check_config
 from pipeal.line.line_file import key_path, make_line, read_line
-from pipeal.line.link import LineError
 from pipeal.line.stage_run import Place, StageRun
 from pipeal.line.status import read_status, status_table
 from pipeal.run.configure import named_config
@@ -99,7 +98,7 @@ def run(*, file: str, stage: int, key: str | None, folder: str | None, run_folde
     )
     keep_freed_memory()
     with refusals_told(f"{place.folder}: cannot be made", "; name another --folder"):
-        place.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(place.folder)
     lock = FileLock.take(place.folder / ".lock")
     if lock is None:
         raise DataError(f"{place.folder}: another process runs this stage; end it, or name another --folder")
@@ -111,23 +110,30 @@ def run(*, file: str, stage: int, key: str | None, folder: str | None, run_folde
 
 
 def _run(of_stage: StageRun, marker: Path, stage: int, *, again: bool) -> None:
-    """Runs it; an error that comes a second time at the same item stops the whole line, now and until ``again``."""
+    """Runs it; an error that comes a second time at the same item stops the whole line, now and until ``again``.
+
+    What keeps a stage from beginning, such as a port in use, is no error at an item.
+    """
     if again:
         marker.unlink(missing_ok=True)
     before = _failure(marker)
     if before.get("stopped"):
+        if before.get("own"):  # a neighbour may have been away when it was told
+            of_stage.stop_line(before["error"])
         raise LineError(f"{before['error']}; once its cause is mended, start every stage with --again")
     try:
         of_stage.run()
     except (Interrupted, PeerLostError):
         raise
     except LineError as error:
-        _keep(marker, {"item": of_stage.done, "error": str(error), "stopped": True})
+        _keep(marker, {"error": str(error), "stopped": True})
         raise
     except Exception as error:
-        item, why = of_stage.done, f"stage {stage} failed: {first_line(error)}"
+        if (item := of_stage.failed_at) is None:
+            raise
+        why = f"stage {stage} failed: {first_line(error)}"
         stopped = before.get("item") == item
-        _keep(marker, {"item": item, "error": why, "stopped": stopped})
+        _keep(marker, {"item": item, "error": why, "stopped": stopped, "own": True})
         if stopped:
             _log.warning("it is the second time at this item: the line is stopped")
             of_stage.stop_line(why)

@@ -10,9 +10,9 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from pipeal import __version__
-from pipeal.core.errors import DataError
+from pipeal.core.errors import DataError, LineError
 from pipeal.engine.distributed.window import Window
-from pipeal.line.link import HEAD_BYTES, TICK_S, End, Keys, LineError, heard, log, packed_head
+from pipeal.line.link import HEAD_BYTES, TICK_S, End, Keys, heard, log, packed_head
 from pipeal.line.retained import Retained
 
 _GONE = zmq.EVENT_DISCONNECTED
@@ -108,7 +108,7 @@ class Outgoing(End):
             except zmq.Again:
                 return
             if not more:
-                heard(frame, self._understand, f"stage {self.stage + 1}")
+                heard(frame, self._understand, f"stage {self.stage + 1}", self.refusals)
 
     def _understand(self, words: list[Any]) -> None:
         kind, session, *facts = words
@@ -126,13 +126,24 @@ class Outgoing(End):
                 )
                 self.fail(raise_at_stage)
                 return
+            if saved > number:
+                raise ValueError(f"it has saved all before {saved}, but asks for {number}")
             self.retained.cover(saved)
             self.sent, self.window = number, Window()
             self.set_connected(True)
         elif kind == "taken":
             self.window.taken(max(0.0, float(facts[0])), monotonic())
         elif kind == "saved":
-            self.retained.cover(_number(facts[0]))
+            if (saved := _number(facts[0])) > self.sent:
+                raise ValueError(f"it has saved all before {saved}, but only those before {self.sent} were sent")
+            self.retained.cover(saved)
+        elif kind == "replaced":
+            self.fail(
+                DataError(
+                    f"another process speaks as stage {self.stage} to stage {self.stage + 1}, and came after this one; "
+                    "end one of the two"
+                )
+            )
         elif kind != "alive":
             raise ValueError(f"it says {str(kind)[:40]!r}")
 
