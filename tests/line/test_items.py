@@ -17,6 +17,7 @@ from torch import Tensor
 from pipeal.core.errors import DataError
 from pipeal.core.tree import Tree, tensors
 from pipeal.line.items import ASK, BATCH, BEGIN, DECODER, END, EVALUATE, LAYER, ROW, Item, Packed
+from tests.line.frames import Frame
 
 FACTS: dict[str, dict[str, Any]] = {
     BEGIN: {"config": "train: {}", "blueprint": {}, "facts": {"samples": 3}},
@@ -32,13 +33,6 @@ DTYPES = (
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int8, torch.uint8, torch.bool,
     torch.complex64, torch.float8_e4m3fn,
 )  # fmt: skip
-
-
-class Frame:
-    """A frame as ZeroMQ gives it."""
-
-    def __init__(self, content: Any) -> None:
-        self.buffer = memoryview(bytearray(bytes(content)))
 
 
 def travelled(packed: Packed, largest_bytes: float = inf) -> Packed:
