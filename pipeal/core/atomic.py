@@ -58,6 +58,18 @@ def write_whole(path: str | Path, text: str) -> None:
         aside.write_text(text, encoding="utf-8")
 
 
+def make_folder(path: Path) -> None:
+    """Makes a folder where there is none, and those above it; their names survive a power cut.
+
+    Raises:
+        OSError: The system refused.
+    """
+    missing = [one for one in (path, *path.parents) if not one.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for one in missing:
+        sync_folder(one.parent)
+
+
 def sync_folder(path: Path) -> None:
     """Waits until the names in a folder are on the disk: what is written, made, renamed there is lost before this.
 

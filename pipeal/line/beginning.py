@@ -52,19 +52,13 @@ def check_config(config: RunConfig) -> None:
         )
 
 
-def first_item(experiment: Experiment, stages: int, device: str) -> Item:
-    """The item that a line begins with; measures layers where the sizes of stages are left open.
+def first_item(experiment: Experiment, config: RunConfig) -> Item:
+    """The item that a line begins with.
 
     Args:
         experiment: Has read the data.
-        stages: How many there are.
-        device: Of the first stage, on which layers are measured.
-
-    Raises:
-        PlacementError: There are more stages than layers, or the sizes do not fit.
-        ConfigError: The configuration does not fit the data.
+        config: As :func:`chosen` gave it.
     """
-    config = _chosen(experiment, stages, device)
     with tempfile.TemporaryDirectory() as folder:
         experiment.save(Path(folder))
         files = {path.name: torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
@@ -77,7 +71,18 @@ def first_item(experiment: Experiment, stages: int, device: str) -> Item:
     return Item(BEGIN, facts, files)
 
 
-def _chosen(experiment: Experiment, stages: int, device: str) -> Any:
+def chosen(experiment: Experiment, stages: int, device: str) -> Any:
+    """The configuration with every choice made; measures layers where the sizes of stages are left open.
+
+    Args:
+        experiment: Has read the data.
+        stages: How many there are.
+        device: Of the first stage, on which layers are measured.
+
+    Raises:
+        PlacementError: There are more stages than layers, or the sizes do not fit.
+        ConfigError: The configuration does not fit the data.
+    """
     config = at_its_length(experiment, experiment.config)
     mode, train, engine = config.train.mode, config.train, config.engine
     layers = sum(1 for _ in experiment.layers(mode, train.seed, here=()))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeal.config import all_values, load_config, nested
+from pipeal.core.atomic import make_folder
 from pipeal.core.errors import ConfigError, DataError, refusals_told
 from pipeal.core.lock import FileLock
 from pipeal.engine.devices.allocator import keep_freed_memory
@@ -88,7 +89,7 @@ def run(*, file: str, stage: int, key: str | None, folder: str | None, run_folde
     )
     keep_freed_memory()
     with refusals_told(f"{place.folder}: cannot be made", "; name another --folder"):
-        place.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(place.folder)
     lock = FileLock.take(place.folder / ".lock")
     if lock is None:
         raise DataError(f"{place.folder}: another process runs this stage; end it, or name another --folder")

@@ -6,16 +6,22 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from time import monotonic
 from typing import Any
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
+from zmq.utils.monitor import recv_monitor_message
 
 from pipeal import __version__
 from pipeal.core.errors import ConfigError, LineError
 from pipeal.line.items import Packed
-from pipeal.line.link import TICK_S, End, Keys, heard, log, packed_head
+from pipeal.line.link import HEAD_BYTES, TICK_S, End, Keys, heard, log, packed_head
+from pipeal.line.status import stages_before
+
+_SHAKEN = zmq.EVENT_HANDSHAKE_SUCCEEDED
+_REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 
 
 class Incoming(End):
@@ -27,7 +33,8 @@ class Incoming(End):
         keys: Of both.
         line: The line's name.
         first: The number of the item to go on with: a snapshot covers all before it.
-        largest_bytes: Of a message's part; the connection of one that sends more is closed.
+        largest_bytes: Of a tensor, there where it arrives; the connection of one that sends more is closed.
+        room_bytes: Items of so many bytes may wait to be taken. One that comes then is let go, and asked for later.
 
     Attributes:
         saved: The number that the last snapshot covers all items before.
@@ -36,10 +43,24 @@ class Incoming(End):
         statuses: How all stages before stand, as they told.
     """
 
-    def __init__(self, stage: int, address: str, keys: Keys, line: str, first: int, largest_bytes: int) -> None:
+    def __init__(
+        self,
+        stage: int,
+        address: str,
+        keys: Keys,
+        line: str,
+        first: int,
+        *,
+        largest_bytes: int,
+        room_bytes: float,
+    ) -> None:
         super().__init__(f"pipeal-line-{stage}-in", line, threading.Condition())
         self.stage = stage
         self.saved = self._expected = self._next = first
+        self._largest_bytes = largest_bytes
+        self._room_bytes = room_bytes
+        self._waiting_bytes = 0
+        self._let_go = False
         self.wants_snapshot = self.bye = False
         self.statuses: Mapping[str, Any] = {}
         self._arrived: deque[tuple[Packed, float]] = deque()
@@ -51,17 +72,25 @@ class Incoming(End):
         self._guard = ThreadAuthenticator(self.context)
         self._guard.start()
         self._guard.configure_curve_callback(credentials_provider=self)
-        self._socket = self.socket(zmq.ROUTER, largest_bytes)
+        self._socket = self.socket(zmq.ROUTER, max(largest_bytes, HEAD_BYTES))
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.curve_server = True
         self._socket.curve_publickey, self._socket.curve_secretkey = keys.public.encode(), keys.secret.encode()
-        _bind(self._socket, address)
+        self._monitor = self._socket.get_monitor_socket(
+            zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | _SHAKEN | _REFUSED
+        )
+        self._strange: set[int] = set()
+        try:
+            _bind(self._socket, address)
+        except BaseException:
+            self.close(0)
+            raise
 
     def callback(self, domain: str, key: bytes) -> bool:  # noqa: ARG002  called by the authenticator
         """Whether who has that key is let in."""
         known = key.decode() == self._allowed
         if not known:
-            log.warning(f"a connection with an unknown key ({key.decode()}) was refused")
+            self.refusals.tell(f"a connection with an unknown key ({key.decode()}) was refused")
         return known
 
     def take(self, timeout_s: float) -> tuple[int, Packed] | None:
@@ -81,6 +110,7 @@ class Incoming(End):
                 return None
             item, at = self._arrived.popleft()
             number, self._next = self._next, self._next + 1
+            self._waiting_bytes -= item.size
         self.tell("taken", monotonic() - at)
         return number, item
 
@@ -94,13 +124,18 @@ class Incoming(End):
 
     def _serve(self) -> None:
         poller = zmq.Poller()
-        for one in (self._socket, self._wake_in):
+        for one in (self._socket, self._monitor, self._wake_in):
             poller.register(one, zmq.POLLIN)
         while not self.closing:
             for found, _ in poller.poll(int(1000 * TICK_S)):
                 if found is self._socket:
                     self._receive()
+                elif found is self._monitor:
+                    self._hear_of(recv_monitor_message(found))
             self.speak()
+            if self._let_go and not self._arrived:
+                self._let_go = False
+                self._want()
             if monotonic() - self._probed_at > 1.0:  # a peer that is gone shows when something is sent to it
                 self._probed_at = monotonic()
                 self.send(["alive"])
@@ -108,8 +143,24 @@ class Incoming(End):
 
     def _leave(self) -> None:
         self._guard.stop()
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+
+    def _hear_of(self, event: Mapping[str, Any]) -> None:
+        """Tells of those who do not even try a key; who tries a wrong one is told of with it."""
+        kind, number = event["event"], event["value"]
+        if kind == zmq.EVENT_ACCEPTED:
+            self._strange.add(number)
+        elif kind == zmq.EVENT_DISCONNECTED and number in self._strange:
+            self._strange.remove(number)
+            self.refusals.tell("a connection of something that is no stage of this line was refused")
+        elif kind & (_SHAKEN | _REFUSED):
+            self._strange.clear()
+            if kind & (_REFUSED & ~zmq.EVENT_HANDSHAKE_FAILED_AUTH):
+                self.refusals.tell("a connection without this stage's key, or without any, was refused")
 
     def _receive(self) -> None:
+        sender = f"stage {self.stage - 1}"
         while True:
             try:
                 peer, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -117,7 +168,7 @@ class Incoming(End):
                 return
             if frames:
                 who, (frame, *more) = bytes(peer.buffer), frames
-                heard(frame, lambda words: self._understand(who, words, more), f"stage {self.stage - 1}")  # noqa: B023
+                heard(frame, lambda words: self._understand(who, words, more), sender, self.refusals)  # noqa: B023
 
     def _understand(self, peer: bytes, words: list[Any], frames: list[Any]) -> None:
         kind, session, *facts = words
@@ -131,13 +182,18 @@ class Incoming(End):
         if kind == "item":
             number, *head = facts
             if number == self._expected:
-                item = Packed.arrived(head, frames)
-                item.item()  # told now, where the message can still be refused
+                item = Packed.arrived(head, frames, self._largest_bytes)
                 with self.changed:
+                    if self._arrived and self._waiting_bytes + item.size > self._room_bytes:
+                        self._let_go = True
+                        return
                     self._expected += 1
+                    self._waiting_bytes += item.size
                     self._arrived.append((item, monotonic()))
                     self.changed.notify_all()
-            elif type(number) is int and number > self._expected and self._asked_again != self._expected:
+            elif type(number) is not int or number < 0:
+                raise ValueError(f"{str(number)[:40]!r} is no number of an item")
+            elif number > self._expected and self._asked_again != self._expected and not self._let_go:
                 self._asked_again = self._expected  # one before it was refused
                 self._want()
             return
@@ -146,8 +202,8 @@ class Incoming(End):
                 self.wants_snapshot = True
             elif kind == "bye":
                 self.bye = True
-            elif kind == "status" and isinstance(facts[0], dict):
-                self.statuses = facts[0]
+            elif kind == "status":
+                self.statuses = stages_before(self.stage, facts[0])
             elif kind == "stop":
                 self.failure = self.failure or LineError(str(facts[0])[:2000])
             else:
@@ -159,8 +215,12 @@ class Incoming(End):
             came = f"stage {stage} of the line {str(line)[:40]!r} came"
             raise ValueError(f"{came}, stage {self.stage - 1} of {self.line!r} was expected")
         if version != __version__:
-            log.warning(f"stage {stage} has pipeal {str(version)[:20]}, this one {__version__}: bits may differ")
-        self._peer, self._session = peer, session
+            log.warning(f"stage {stage} has pipeal {str(version)[:20]!r}, this one {__version__}: bits may differ")
+        if self._peer is not None and self._peer != peer:
+            # The same process, which has made a connection anew, lets this word of the old one go.
+            with suppress(zmq.ZMQError):
+                self._socket.send_multipart([self._peer, packed_head(["replaced", self._session])], zmq.NOBLOCK)
+        self._peer, self._session, self._asked_again = peer, session, -1
         self.set_connected(True)
         self._want()
 

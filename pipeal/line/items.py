@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf, isfinite, prod
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from pipeal.core.errors import DataError
 from pipeal.core.thin import Thin
 from pipeal.core.tree import Tree, map_tensors
 from pipeal.core.tree import tensors as tensors_of
-from pipeal.core.tree_codec import Form, put_together, taken_apart
+from pipeal.core.tree_codec import Form, dtype_named, put_together, taken_apart
 from pipeal.engine.distributed.flat import Layout, check_layout, flat, row_for, unflat
 
 BEGIN, BATCH, EVALUATE, DECODER, ASK, ROW, LAYER, END = (
@@ -30,6 +31,23 @@ BEGIN, BATCH, EVALUATE, DECODER, ASK, ROW, LAYER, END = (
 on its way down; a batch to answer; the answers of an epoch are complete; what a layer has learnt; the last item."""
 
 KINDS = (BEGIN, BATCH, EVALUATE, DECODER, ASK, ROW, LAYER, END)
+
+_FACTS: Mapping[str, Mapping[str, type]] = {
+    BEGIN: {"config": str, "blueprint": dict, "facts": dict},
+    BATCH: {"batch": int, "lr_scale": float, "updates": bool},
+    EVALUATE: {"epoch": int, "part": dict},  # and from the second stage on what the layers before have lost
+    DECODER: {"layer": int},
+    ASK: {"part": str},
+    ROW: {"epoch": int},
+    LAYER: {"layer": int},
+    END: {},
+}
+
+_DEEPEST = 50
+"""So many collections one within the other may be in an item."""
+
+_MOST_DIMENSIONS = 64
+"""As in PyTorch."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +106,11 @@ class Packed:
         """Bytes of its tensors."""
         return sum(row.nbytes for row in self.rows)
 
+    @property
+    def largest(self) -> int:
+        """Bytes that the largest of its tensors reaches over, there where it arrives."""
+        return max(map(_bytes, self.layouts), default=0)
+
     def head(self) -> list[Any]:
         """All but the tensors, as JSON."""
         return [self.kind, self.facts, self.form, self.layouts]
@@ -97,11 +120,16 @@ class Packed:
         return [row.contiguous().view(torch.uint8).numpy() for row in self.rows]
 
     @classmethod
-    def arrived(cls, head: Any, frames: Sequence[Any]) -> Packed:
-        """What :meth:`head` and :meth:`frames` gave, on another process's word.
+    def arrived(cls, head: Any, frames: Sequence[Any], largest_bytes: float = inf) -> Packed:
+        """What :meth:`head` and :meth:`frames` gave, on another process's word; all of it is looked at.
+
+        Args:
+            head: As it came.
+            frames: Likewise.
+            largest_bytes: The most that one of its tensors may reach over.
 
         Raises:
-            DataError: It is none.
+            DataError: It is none; so does whatever else goes wrong with it, by an error of any kind.
         """
         if not (isinstance(head, list) and len(head) == 4):
             raise DataError("an item's head is none")
@@ -110,13 +138,22 @@ class Packed:
             raise DataError(f"an item of the kind {str(kind)[:40]!r} is none")
         if len(layouts) != len(frames):
             raise DataError(f"an item has {len(frames)} tensors, but its head says {len(layouts)}")
+        _check_facts(kind, facts)
+        _check_depth([facts, form])
         for layout, frame in zip(layouts, frames, strict=True):
+            if not (isinstance(layout, list) and len(layout) == 4 and 0 <= len(layout[1]) <= _MOST_DIMENSIONS):
+                raise DataError(f"a tensor of an item has {str(layout)[:80]} as its layout")
             check_layout(layout, len(frame.buffer))
+            # A few elements may say that they are spread over as much memory as there is, or repeated without end.
+            if (found := _bytes(layout)) > largest_bytes:
+                raise DataError(f"a tensor of an item reaches over {found} bytes; at most {largest_bytes:.0f} may")
         rows = [row_for(layout) for layout in layouts]
         for row, frame in zip(rows, frames, strict=True):
             if row.numel():
                 row.view(torch.uint8).copy_(torch.frombuffer(frame.buffer, dtype=torch.uint8))
-        return cls(kind, facts, form, layouts, rows)
+        arrived = cls(kind, facts, form, layouts, rows)
+        _check_tree(kind, arrived.item().tree)
+        return arrived
 
     def state(self) -> dict[str, Any]:
         """As plain values, for a snapshot."""
@@ -155,3 +192,54 @@ def _without_marks(tree: Tree) -> Tree:
 
 def _is_dtype(kind: Any) -> bool:
     return isinstance(kind, torch.dtype)
+
+
+def _bytes(layout: Layout) -> int:
+    """How much memory its tensor has elements of, and how much it would take as one of its own, the larger of them."""
+    dtype, shape, strides, length = layout
+    reach = length if strides is None else 1 + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+    return int(max(length, reach, prod(shape)) * dtype_named(dtype).itemsize)
+
+
+def _check_facts(kind: str, facts: Mapping[str, Any]) -> None:
+    wanted = _FACTS[kind]
+    layers = facts.get("layers", {}) if kind == EVALUATE else {}
+    names = facts.keys() - ({"layers"} if kind == EVALUATE else set())
+    if (
+        names != wanted.keys()
+        or not isinstance(layers, dict)
+        or not all(_is(facts[name], expected) for name, expected in wanted.items())
+    ):
+        raise DataError(f"an item of the kind {kind!r} has {str(facts)[:80]} beside its tensors")
+
+
+def _is(value: Any, expected: type) -> bool:
+    if isinstance(value, bool) or expected is bool:
+        return isinstance(value, bool) and expected is bool
+    if expected is float:
+        return isinstance(value, (int, float)) and isfinite(value)
+    if expected is int:
+        return isinstance(value, int) and 0 <= value < 2**62
+    return isinstance(value, expected)
+
+
+def _check_depth(value: Any) -> None:
+    """Recursion that just fits on the thread at the socket need not fit where the item is used."""
+    level = [value]
+    for _ in range(_DEEPEST):
+        insides = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, (dict, list)))
+        level = [part for inside in insides for part in inside]
+        if not level:
+            return
+    raise DataError(f"an item has more than {_DEEPEST} collections one within the other")
+
+
+def _check_tree(kind: str, tree: Tree) -> None:
+    if kind in (BATCH, ASK):
+        fits = isinstance(tree, tuple) and len(tree) == 2
+    elif kind in (BEGIN, DECODER, LAYER):
+        fits = isinstance(tree, dict) and all(isinstance(name, str) for name in tree)
+    else:
+        fits = tree is None
+    if not fits:
+        raise DataError(f"an item of the kind {kind!r} has a {type(tree).__name__} that is not of that kind")

@@ -26,7 +26,7 @@ from pipeal.core.errors import ConfigError, refusals_told
 from pipeal.line.link import Keys
 
 _KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
-_ADDRESS = re.compile(r"[^\s/@]+:[1-9][0-9]{0,4}")
+_ADDRESS = re.compile(r"[0-9a-zA-Z._\-]+:([1-9][0-9]{0,4})")
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -85,7 +85,7 @@ class LineFile:
         for number, stage in enumerate(self.stages):
             if not _KEY.fullmatch(stage.key):
                 raise ValueError(f"stages.{number}.key: found {stage.key[:50]!r}, expected the 40 letters of a key")
-            if number and not (stage.address and _ADDRESS.fullmatch(stage.address)):
+            if number and not _is_address(stage.address):
                 raise ValueError(f"stages.{number}.address: found {stage.address!r}, expected HOST:PORT")
 
 
@@ -131,7 +131,7 @@ def make_line(
             f"{path}: there is a line already; name another folder with --out, or remove it with its keys"
         )
     for address in addresses:
-        if not _ADDRESS.fullmatch(address):
+        if not _is_address(address):
             raise ConfigError(f"--stage: found {address!r}, expected HOST:PORT")
     pairs = [tuple(key.decode() for key in zmq.curve_keypair()) for _ in range(1 + len(addresses))]
     stages = tuple(LineStage(public, address) for (public, _), address in zip(pairs, (None, *addresses), strict=True))
@@ -144,6 +144,11 @@ def make_line(
                 file.write(secret + "\n")
     write_whole(path, document.dump(plain(made)))
     return made
+
+
+def _is_address(text: str | None) -> bool:
+    found = _ADDRESS.fullmatch(text or "")
+    return found is not None and int(found[1]) < 2**16
 
 
 def plain(line: LineFile) -> dict[str, Any]:

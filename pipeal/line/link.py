@@ -34,6 +34,9 @@ TICK_S = 0.1
 HEARTBEAT_S = 2.0
 """How often the ends of a link ask each other for a sign of life; one that gives none four times is gone."""
 
+_EACH = 10
+"""So many refusals are told each in a line of its own."""
+
 log = logging.getLogger(__name__)
 
 
@@ -81,6 +84,7 @@ class End(threading.Thread, ABC):
         self._closing, self._told = threading.Event(), threading.Event()
         self._stopping: str | None = None
         self._sockets: list[Any] = [self._wake_in]
+        self.refusals = Refusals()
 
     def socket(self, kind: int, largest_bytes: int) -> Any:
         """A socket with the ways of a link."""
@@ -199,7 +203,26 @@ def packed_head(words: Sequence[Any]) -> bytes:
     return found
 
 
-def heard(frame: Any, understand: Callable[[list[Any]], None], sender: str) -> None:
+class Refusals:
+    """Says in the log what was refused: each of the first ten in a line, then the hundredth, the thousandth and so on,
+    since lines without end would be harm enough. For any thread."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._lock = threading.Lock()
+
+    def tell(self, what: str) -> None:
+        """Something was refused."""
+        with self._lock:
+            self._count += 1
+            count = self._count
+        if count <= _EACH:
+            log.warning(what)
+        elif set(str(count)[1:]) == {"0"} and str(count)[0] == "1":
+            log.warning(f"{what}; {count} were refused so far, and not all are told")
+
+
+def heard(frame: Any, understand: Callable[[list[Any]], None], sender: str, refusals: Refusals) -> None:
     """Reads a message's head and has it understood; what is none is told in a line, and let go."""
     try:
         if len(frame.buffer) > HEAD_BYTES:
@@ -208,5 +231,8 @@ def heard(frame: Any, understand: Callable[[list[Any]], None], sender: str) -> N
         if not isinstance(words, list) or not words:
             raise TypeError("it says nothing")
         understand(words)
-    except (ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError) as error:
-        log.warning(f"{sender}: a message that is none of this line was refused: {first_line(error)[:200]}")
+    except zmq.ZMQError:  # of what was said to it: no fault of its own
+        raise
+    except Exception as error:  # noqa: BLE001  whatever a peer may cause: none ends the thread
+        shown = ascii(first_line(error)[:200])[1:-1]
+        refusals.tell(f"{sender}: a message that is none of this line was refused: {shown}")

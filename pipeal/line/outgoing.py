@@ -102,7 +102,7 @@ class Outgoing(End):
             except zmq.Again:
                 return
             if not more:
-                heard(frame, self._understand, f"stage {self.stage + 1}")
+                heard(frame, self._understand, f"stage {self.stage + 1}", self.refusals)
 
     def _understand(self, words: list[Any]) -> None:
         kind, session, *facts = words
@@ -120,13 +120,24 @@ class Outgoing(End):
                 )
                 self.fail(raise_at_stage)
                 return
+            if saved > number:
+                raise ValueError(f"it has saved all before {saved}, but asks for {number}")
             self.retained.cover(saved)
             self.sent, self.window = number, Window()
             self.set_connected(True)
         elif kind == "taken":
             self.window.taken(max(0.0, float(facts[0])), monotonic())
         elif kind == "saved":
-            self.retained.cover(_number(facts[0]))
+            if (saved := _number(facts[0])) > self.sent:
+                raise ValueError(f"it has saved all before {saved}, but only those before {self.sent} were sent")
+            self.retained.cover(saved)
+        elif kind == "replaced":
+            self.fail(
+                DataError(
+                    f"another process speaks as stage {self.stage} to stage {self.stage + 1}, and came after this one; "
+                    "end one of the two"
+                )
+            )
         elif kind != "alive":
             raise ValueError(f"it says {str(kind)[:40]!r}")
 

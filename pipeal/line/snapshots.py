@@ -10,7 +10,7 @@ from pathlib import Path
 from time import time
 from typing import Any
 
-from pipeal.core.errors import DataError, PipealError
+from pipeal.core.errors import DataError, PipealError, UntidyError
 from pipeal.engine.state.layer_state import State
 from pipeal.reporting.environment import environment
 from pipeal.training.checkpoint.store import Checkpoint, CheckpointStore
@@ -93,9 +93,15 @@ class Snapshots:
         body = {**self._of, **state, "environment": _rounding()}
 
         def write() -> None:
-            self._store.save(items, layers, {"item": items}, body, epoch=counted)
+            untidy: UntidyError | None = None
+            try:
+                self._store.save(items, layers, {"item": items}, body, epoch=counted)
+            except UntidyError as error:  # it is written, but an older one could not be removed
+                untidy = error
             self.saved, self.saved_at = items, time()
             then(items)
+            if untidy is not None:
+                raise untidy
 
         self._writing = _Writing(write)
         self._writing.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
@@ -12,15 +13,16 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from pipeal.config import document, load_config
+from pipeal.config import document, dump_config, load_config
+from pipeal.core.atomic import write_whole
 from pipeal.core.checked import checked
-from pipeal.core.errors import DataError, Interrupted, LineError, PeerLostError
+from pipeal.core.errors import DataError, Interrupted, LineError, PeerLostError, first_line
 from pipeal.engine.devices import all_devices, parse_device
 from pipeal.engine.devices.threads import intra_op_threads
 from pipeal.engine.runner.compiling import check_compile
 from pipeal.engine.runner.precision import check_precision, matmul_precision
 from pipeal.engine.sizes import layers_of_stages
-from pipeal.line.beginning import first_item, require_same_data
+from pipeal.line.beginning import chosen, first_item, require_same_data
 from pipeal.line.failures import Failures
 from pipeal.line.feed import Feed, FeedPosition
 from pipeal.line.incoming import Incoming
@@ -48,6 +50,9 @@ _GRACE_S = 30.0
 _STOP_S = 5.0
 """How long a stage that stops the line waits for its neighbours to hear it."""
 
+_CHOSEN_FILE = "chosen.json"
+
+_CHOSEN = TypeAdapter(dict[str, str])
 _POSITION = TypeAdapter(FeedPosition)
 
 
@@ -74,6 +79,8 @@ class StageRun:
         number: Of the stage.
         place: Where it keeps what it has.
         stop: Whether it is to end.
+
+    Attributes:
     """
 
     def __init__(self, line: LineFile, number: int, place: Place, stop: StopRequest) -> None:
@@ -92,9 +99,12 @@ class StageRun:
         self._feed: Feed | None = None
         self._incoming: Incoming | None = None
         self._outgoing: Outgoing | None = None
+        self._largest_bytes = int(line.largest_mib * 2**20)
         self._retained = Retained(line.retain_mib * 2**20)
         self._done = 0
         self._ended = False
+        self._failed_at_item = False
+        self._wanted = False
         self._saved_at = monotonic()
         self._open = ExitStack()
         self._status = Status(place.folder, number)
@@ -127,6 +137,8 @@ class StageRun:
             except (Interrupted, PeerLostError):
                 raise
             except Exception as error:
+                if not (self._failed_at_item or isinstance(error, LineError)):
+                    raise  # such as a full disk
                 if (why := self._failures.keep(error, self._done)) is not None:
                     self._stop_line(why)
                 raise
@@ -151,8 +163,26 @@ class StageRun:
         return self._kind.read(config)
 
     def _begin_feed(self, experiment: Experiment) -> None:
-        first = first_item(experiment, len(self.line.stages), self._device)
+        first = first_item(experiment, self._chosen(experiment))
         self._feed = Feed(experiment, self._config_of(first.facts), first, FeedPosition())
+
+    def _chosen(self, experiment: Experiment) -> Any:
+        """What was measured and chosen holds from then on: the next stage may have saved it before this one does.
+
+        Raises:
+            DataError: The file of it is not as it was written.
+        """
+        path = self.place.folder / _CHOSEN_FILE
+        if path.exists():
+            try:
+                found = checked(_CHOSEN, json.loads(path.read_text(encoding="utf-8")))
+            except (OSError, ValueError) as error:
+                raise DataError(f"{path}: {first_line(error)}; begin a new line") from error
+            if found.get("line") == self.line.line:
+                return self._config_of(found)
+        config = chosen(experiment, len(self.line.stages), self._device)
+        write_whole(path, json.dumps({"line": self.line.line, "config": dump_config(config)}) + "\n")
+        return config
 
     def _config_of(self, begin: Mapping[str, Any]) -> Any:
         return load_config(self._schema, values=document.parse(begin["config"], source="stage 0"))
@@ -206,8 +236,10 @@ class StageRun:
             address = stages[number].address
             assert address is not None
             keys = keys_of(self.line, self.place.key, number, number - 1)
-            largest = int(self.line.largest_mib * 2**20)
-            self._incoming = Incoming(number, address, keys, self.line.line, first, largest)
+            largest, room = self._largest_bytes, self.line.retain_mib * 2**20
+            self._incoming = Incoming(
+                number, address, keys, self.line.line, first, largest_bytes=largest, room_bytes=room
+            )
             self._incoming.start()
         if not self._is_last and self._outgoing is None:
             address = stages[number + 1].address
@@ -223,18 +255,28 @@ class StageRun:
                 self._interrupt(code)
             self._save_if_due()
             self._tell()
-            item = self._next(items)
-            if item is None:
-                continue
-            if item.kind == BEGIN and self._worker is None:
-                self._build(item.facts, None if self._feed is None else self._feed.experiment, None)
-                if self._top is not None:
-                    self._top.begin(item.tree if isinstance(item.tree, dict) else {})
-            if self._worker is None:
-                raise DataError(f"an item of the kind {item.kind} came first; begin the line anew")
-            self._worker.handle(item)
-            self._done += 1
-            self._ended = item.kind == END
+            try:
+                self._step(items)
+            except (Interrupted, LineError, PeerLostError):
+                raise
+            except Exception:
+                self._failed_at_item = True
+                raise
+
+    def _step(self, items: Iterator[Item] | None) -> None:
+        """Does what the next item asks for, if there is one."""
+        item = self._next(items)
+        if item is None:
+            return
+        if item.kind == BEGIN and self._worker is None:
+            self._build(item.facts, None if self._feed is None else self._feed.experiment, None)
+            if self._top is not None:
+                self._top.begin(item.tree if isinstance(item.tree, dict) else {})
+        if self._worker is None:
+            raise DataError(f"an item of the kind {item.kind} came first; begin the line anew")
+        self._worker.handle(item)
+        self._done += 1
+        self._ended = item.kind == END
 
     def _next(self, items: Iterator[Item] | None) -> Item | None:
         if items is not None:
@@ -252,8 +294,14 @@ class StageRun:
     def _emit(self, item: Item) -> None:
         """Gives an item to the next stage; waits while too many wait for a snapshot there."""
         packed, asked_at = Packed.of(item), 0.0
+        if packed.largest > self._largest_bytes:
+            raise DataError(
+                f"a tensor for the next stage takes {packed.largest / 2**20:.1f} MiB there, more than largest_mib, "
+                f"{self.line.largest_mib:g}; raise that in the line's file, on all machines"
+            )
         assert self._outgoing is not None
-        while True:
+        # Amid the batches of an update the next stage cannot save, and would wait for the others of them.
+        while self._worker is None or not self._worker.gathers:
             with self._retained.changed:
                 room = self._retained.changed.wait_for(
                     lambda: self._retained.has_room(packed.size) or self._has_failed(), _LOOK_S
@@ -298,11 +346,11 @@ class StageRun:
         raise Interrupted(f"stage {self.number} was interrupted; the same command goes on from its snapshot", code)
 
     def _save_if_due(self) -> None:
-        wanted = self._incoming is not None and self._incoming.wants_snapshot
-        due = wanted or monotonic() - self._saved_at > self.line.snapshot_s
+        if self._incoming is not None and self._incoming.wants_snapshot:
+            self._incoming.wants_snapshot, self._wanted = False, True
+        due = self._wanted or monotonic() - self._saved_at > self.line.snapshot_s
         if due and not self._snapshots.is_writing and self._worker is not None and not self._worker.gathers:
-            if self._incoming is not None:
-                self._incoming.wants_snapshot = False
+            self._wanted = False
             self._save()
 
     def _save(self) -> None:
@@ -343,6 +391,7 @@ class StageRun:
         if self._incoming is not None:
             begin = monotonic()
             while not self._incoming.bye and (self._incoming.connected or monotonic() - begin < _GRACE_S):
+                self._incoming.wants_snapshot = False
                 self._incoming.take(_LOOK_S)
                 self._tell()
                 if self._stop.code() is not None:

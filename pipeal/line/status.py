@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic, time
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from pipeal.core.atomic import write_whole
 from pipeal.core.checked import checked
@@ -17,7 +18,12 @@ from pipeal.core.errors import DataError
 from pipeal.reporting.tables import Cell, table_text
 
 _EVERY_S = 1.0
+_log = logging.getLogger(__name__)
+
 STATUS_FILE = "status.json"
+
+_Word: TypeAlias = Annotated[str, Field(max_length=40, pattern="^[ -~]*$")]  # shown in a terminal, on a peer's word
+_Count: TypeAlias = Annotated[int, Field(strict=True, ge=0, lt=2**62)]
 
 
 @dataclass(frozen=True)
@@ -41,23 +47,23 @@ class StageStatus:
         at: When it was told, in seconds of Unix time.
     """
 
-    stage: int
-    state: str
-    items: int
-    batches: int
-    saved: int | None
+    stage: _Count
+    state: _Word
+    items: _Count
+    batches: _Count
+    saved: _Count | None
     saved_at: float | None
-    retained: int
+    retained: _Count
     retained_mib: float
-    waiting: int
-    window: int
-    before: str
-    after: str
+    waiting: _Count
+    window: _Count
+    before: _Word
+    after: _Word
     rate: float = 0.0
     at: float = 0.0
 
 
-_STATUS = TypeAdapter(StageStatus)
+_STATUSES = TypeAdapter(dict[str, StageStatus])
 
 
 class Status:
@@ -73,6 +79,7 @@ class Status:
         self._stage = stage
         self._told_at = -_EVERY_S
         self._batches = 0
+        self._refused = False
 
     def tell(
         self,
@@ -92,9 +99,31 @@ class Status:
         own = {**asdict(found), "rate": rate, "at": time()}
         self._told_at, self._batches = now, found.batches
         stages = {**below, str(self._stage): own}
-        write_whole(self._path, json.dumps({"stages": stages}, indent=1) + "\n")
+        try:
+            write_whole(self._path, json.dumps({"stages": stages}, indent=1) + "\n")
+            self._refused = False
+        except DataError as error:  # a disk that is full now stops no training
+            if not self._refused:
+                _log.warning(f"{error}; the training goes on")
+            self._refused = True
         if pass_on is not None:
             pass_on(stages)
+
+
+def stages_before(stage: int, found: Any) -> dict[str, Any]:
+    """What the stage before has told of itself and of those before it, looked at.
+
+    Args:
+        stage: The number of the stage that was told.
+        found: What came.
+
+    Raises:
+        ValueError: It is none.
+    """
+    stages = checked(_STATUSES, found)
+    if not stages.keys() <= {str(number) for number in range(stage)}:
+        raise ValueError("its status is not of the stages before")
+    return {number: asdict(one) for number, one in stages.items()}
 
 
 def read_status(folder: Path) -> list[StageStatus]:
@@ -105,8 +134,8 @@ def read_status(folder: Path) -> list[StageStatus]:
     """
     path = folder / STATUS_FILE
     try:
-        stages = json.loads(path.read_text(encoding="utf-8"))["stages"]
-        return [checked(_STATUS, stages[number]) for number in sorted(stages, key=int)]
+        stages = checked(_STATUSES, json.loads(path.read_text(encoding="utf-8"))["stages"])
+        return [stages[number] for number in sorted(stages, key=int)]
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}; name the folder of a stage, best of the last one") from error
     except (ValueError, KeyError, TypeError) as error:

@@ -28,7 +28,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pipeal.core.atomic import sync_folder
+from pipeal.core.atomic import make_folder, sync_folder
 from pipeal.core.errors import DataError, UntidyError, refusals_told
 from pipeal.core.lock import FileLock
 from pipeal.engine.state.layer_file import require_plain, write_layer
@@ -76,8 +76,7 @@ class CheckpointStore:
         if self._lock is not None:
             return
         with refusals_told(f"cannot keep checkpoints in {self.folder}", ELSEWHERE):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            sync_folder(self.folder.parent)
+            make_folder(self.folder)
             lock = FileLock.take(self.folder / ".lock")
             if lock is None:
                 raise DataError(
@@ -86,6 +85,7 @@ class CheckpointStore:
             try:
                 self._sweep()
                 clear_parts(self.folder)
+                sync_folder(self.folder)  # a process that was killed may have left a name that the disk does not have
             except BaseException:
                 lock.release()
                 raise

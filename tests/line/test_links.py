@@ -1,0 +1,254 @@
+"""Links: every item arrives in its order and once, whichever end goes away and comes back."""
+
+from __future__ import annotations
+
+import random
+from time import monotonic
+
+import pytest
+
+from pipeal.core.errors import ConfigError, DataError, LineError
+from pipeal.line.incoming import Incoming
+from pipeal.line.items import Packed
+from pipeal.line.retained import Retained
+from tests.line.links import LONG_S, batch, link, taken, until
+
+
+def numbers(begin: int, end: int) -> list[tuple[int, int]]:
+    return [(number, number) for number in range(begin, end)]
+
+
+def test_items_come_in_order_and_once_and_stay_until_they_are_saved() -> None:
+    with link() as one:
+        sender, receiver = one.send(), one.receive()
+        for number in range(200):
+            one.retained.add(batch(number))
+            sender.tell()
+        assert taken(receiver, 200) == numbers(0, 200)
+        assert one.retained.first == 0, "taken is not saved"
+        receiver.tell_saved(150)
+        until(lambda: one.retained.first == 150)
+        assert one.retained.next == 200
+        assert receiver.take(0.0) is None
+
+
+def test_the_ends_may_be_opened_in_any_order() -> None:
+    with link() as one:
+        receiver = one.receive()
+        sender = one.send()
+        until(lambda: sender.connected and receiver.connected)
+    with link() as one:
+        one.retained.add(batch(0))
+        sender = one.send()
+        receiver = one.receive()
+        assert taken(receiver, 1) == numbers(0, 1)
+
+
+def test_no_more_are_on_their_way_than_the_window_holds() -> None:
+    """The first item's round trip says how many; until the peer takes it, it is alone on the way."""
+    with link() as one:
+        for number in range(50):
+            one.retained.add(batch(number))
+        sender, receiver = one.send(), one.receive()
+        until(lambda: len(receiver) == 1)
+        until(lambda: sender.sent == 1)
+        receiver.tell("alive")  # and back: whatever was on the way has arrived
+        receiver.tell_saved(0)
+        assert (len(receiver), sender.sent, sender.window.is_open) == (1, 1, False)
+        assert taken(receiver, 50) == numbers(0, 50)
+        assert len(sender.window) <= sender.window.size
+
+
+@pytest.mark.parametrize("first", [0, 7, 12])
+def test_a_receiving_end_that_comes_back_is_sent_what_its_snapshot_has_not(first: int) -> None:
+    with link() as one:
+        for number in range(20):
+            one.retained.add(batch(number))
+        one.send()
+        receiver = one.receive()
+        assert taken(receiver, 12) == numbers(0, 12)
+        receiver.close(0)
+        again = one.receive(first)
+        assert taken(again, 20 - first) == numbers(first, 20)
+        until(lambda: one.retained.first == first), "its first words say what it has saved"
+
+
+def test_a_sending_end_that_comes_back_sends_again_and_what_is_there_is_dropped() -> None:
+    """Its snapshot stands at 5, and keeps those from 3 on; the next stage is at 10, and has saved all before 8."""
+    with link() as one:
+        for number in range(10):
+            one.retained.add(batch(number))
+        sender, receiver = one.send(), one.receive()
+        assert taken(receiver, 10) == numbers(0, 10)
+        sender.close(0)
+        receiver.tell_saved(8)
+        again = Retained(1e9, 3, [batch(3), batch(4)])
+        sender = one.send(again)
+        until(lambda: sender.connected)
+        for number in range(5, 15):
+            again.add(batch(number))
+            sender.tell()
+        assert taken(receiver, 5) == numbers(10, 15)
+        assert (again.first, again.next) == (8, 15)
+
+
+def test_both_ends_away_at_once_and_again_and_again() -> None:
+    """Each end goes back to a snapshot of its own; the items between them are those that the first one's keeps."""
+    random_ = random.Random(0)
+    with link() as one:
+        made, saved = 0, 0  # items that the sending end has made, and its own snapshot: the number, and what it keeps
+        kept: tuple[int, list[Packed]] = (0, [])
+        done, done_saved = 0, 0
+        end = monotonic() + LONG_S
+        receiver, sender = one.receive(), one.send()
+        while done < 300:
+            assert monotonic() < end
+            what = random_.random()
+            if what < 0.55 and made < 320:
+                one.retained.add(batch(made))
+                sender.tell()
+                made += 1
+            elif what < 0.85:
+                if (found := receiver.take(0.05)) is not None:
+                    assert found[0] == found[1].facts["batch"] == done
+                    done += 1
+            elif what < 0.90:
+                first, items = one.retained.all()
+                saved, kept = made, (first, list(items))
+            elif what < 0.95:
+                done_saved = done
+                receiver.tell_saved(done)
+            elif what < 0.975:
+                sender.close(0)
+                made = saved
+                sender = one.send(Retained(1e9, kept[0], kept[1]))
+            else:
+                receiver.close(0)
+                done = done_saved
+                receiver = one.receive(done)
+        assert one.retained.first <= done_saved
+
+
+def test_a_receiving_end_that_lost_its_snapshots_is_told_of_in_one_line() -> None:
+    with link() as one:
+        for number in range(5):
+            one.retained.add(batch(number))
+        sender, receiver = one.send(), one.receive()
+        taken(receiver, 5)
+        receiver.tell_saved(4)
+        until(lambda: one.retained.first == 4)
+        receiver.close(0)
+        one.receive(0)
+        until(lambda: sender.failure is not None)
+        assert isinstance(sender.failure, DataError)
+        assert str(sender.failure) == (
+            "stage 1 asks for item 0, but had saved all before 4: it has lost its snapshots; put its folder back, or "
+            "begin the line anew"
+        )
+
+
+def test_a_stage_with_too_much_to_keep_asks_the_next_one_for_a_snapshot() -> None:
+    with link() as one:
+        sender, receiver = one.send(), one.receive()
+        until(lambda: sender.connected)
+        assert not receiver.wants_snapshot
+        sender.ask_for_snapshot()
+        until(lambda: receiver.wants_snapshot)
+        assert receiver.take(LONG_S) is None, "what waits for items is woken"
+
+
+@pytest.mark.parametrize("forward", [True, False])
+def test_a_stop_passes_in_both_directions(forward: bool) -> None:
+    with link() as one:
+        sender, receiver = one.send(), one.receive()
+        until(lambda: sender.connected and receiver.connected)
+        teller, hearer = (sender, receiver) if forward else (receiver, sender)
+        teller.stop("stage 7 failed: " + "x" * 5000)
+        until(lambda: hearer.failure is not None)
+        assert isinstance(hearer.failure, LineError)
+        assert str(hearer.failure).startswith("stage 7 failed: xxx")
+        assert len(str(hearer.failure)) <= 2000
+        if forward:
+            with pytest.raises(LineError, match="stage 7 failed"):
+                receiver.take(0.0)
+
+
+def test_what_was_said_last_arrives_although_the_end_is_closed_at_once() -> None:
+    with link() as one:
+        sender, receiver = one.send(), one.receive()
+        until(lambda: sender.connected and receiver.connected)
+        sender.bye()
+        sender.close()
+        until(lambda: receiver.bye)
+
+
+def test_an_end_says_for_how_long_the_other_has_been_away() -> None:
+    with link() as one:
+        sender = one.send()
+        until(lambda: sender.lost_s > 0.02)
+        receiver = one.receive()
+        until(lambda: sender.connected and receiver.connected)
+        assert (sender.lost_s, receiver.lost_s) == (0, 0)
+        receiver.close(0)
+        until(lambda: sender.lost_s > 0.02)
+        receiver = one.receive()
+        until(lambda: receiver.connected)
+        sender.close(0)
+        until(lambda: receiver.lost_s > 0.02)
+
+
+def test_a_second_process_that_speaks_as_the_same_stage_ends_the_first(said: list[str]) -> None:
+    """The first one stood still without a word: what it sent was dropped."""
+    with link() as one:
+        for number in range(5):
+            one.retained.add(batch(number))
+        first, receiver = one.send(), one.receive()
+        assert taken(receiver, 5) == numbers(0, 5)
+        try:
+            second = one.send(Retained(1e9, 0, [batch(number) for number in range(8)]))
+            until(lambda: first.failure is not None)
+            assert isinstance(first.failure, DataError)
+            assert "another process speaks as stage 0 to stage 1" in str(first.failure)
+            assert taken(receiver, 3) == numbers(5, 8)
+            assert second.failure is None
+        finally:
+            first.close(0)
+
+
+def test_a_connection_that_breaks_and_comes_back_ends_nothing() -> None:
+    """That a process has made anew is not one of another process."""
+    with link() as one:
+        sender, receiver = one.send(), one.receive()
+        until(lambda: sender.connected)
+        for number in range(30):
+            one.retained.add(batch(number))
+            sender.tell()
+            if number % 10 == 9:
+                assert taken(receiver, 10) == numbers(number - 9, number + 1)
+                sender._socket.disconnect(f"tcp://{one.address}")
+                sender._socket.connect(f"tcp://{one.address}")
+        assert sender.failure is None
+
+
+def test_items_beyond_the_room_are_let_go_and_come_again() -> None:
+    """The window of a peer that means well holds them back; memory is bounded where a peer does not."""
+    size = batch(0, 100).size
+    with link() as one:
+        for number in range(40):
+            one.retained.add(batch(number, 100))
+        sender = one.send()
+        sender.window.size = 40
+        receiver = one.receive(room_bytes=3 * size)
+        until(lambda: sender.connected)
+        sender.window.size = 40
+        sender.tell()
+        until(lambda: sender.sent == 40)
+        until(lambda: len(receiver) == 3)
+        assert taken(receiver, 40) == numbers(0, 40)
+
+
+def test_a_port_in_use_is_told_in_one_line_and_leaves_no_thread() -> None:
+    with link() as one:
+        one.receive()
+        with pytest.raises(ConfigError, match=r"the port is in use; end what listens there"):
+            Incoming(1, one.address, one.late, one.line, 0, largest_bytes=1, room_bytes=1)

@@ -1,0 +1,116 @@
+"""How a line stands, in a file and on the way to the next stage."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeal.core.errors import DataError
+from pipeal.line import status as module
+from pipeal.line.status import STATUS_FILE, StageStatus, Status, read_status, stages_before, status_table
+
+ONE = StageStatus(
+    stage=0, state="working", items=7, batches=6, saved=4, saved_at=100.0, retained=3, retained_mib=0.5, waiting=2,
+    window=4, before="-", after="connected",
+)  # fmt: skip
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, which only the test moves."""
+    at = [1000.0]
+    monkeypatch.setattr(module, "monotonic", lambda: at[0])
+    monkeypatch.setattr(module, "time", lambda: at[0])
+    return at
+
+
+def test_it_is_written_each_second_and_at_once_where_asked(tmp_path: Path, now: list[float]) -> None:
+    status, passed = Status(tmp_path, 1), list[Any]()
+    below = {"0": asdict(ONE)}
+
+    def tell(batches: int, **options: bool) -> None:
+        status.tell(lambda: replace(ONE, stage=1, batches=batches), below, passed.append, **options)
+
+    tell(10)
+    now[0] += 0.5
+    tell(15)
+    assert [one.batches for one in read_status(tmp_path)] == [6, 10]
+    now[0] += 1.5
+    tell(30)
+    own = read_status(tmp_path)[1]
+    assert (own.batches, own.rate, own.at) == (30, 10.0, 1002.0)
+    now[0] += 0.25
+    tell(30, at_once=True)
+    assert [sorted(stages) for stages in passed] == [["0", "1"]] * 3
+    assert passed[-1]["1"]["rate"] == 0
+
+
+def test_stages_are_in_order_of_their_numbers(tmp_path: Path) -> None:
+    stages = {str(number): {**asdict(ONE), "stage": number} for number in (10, 9, 2, 0)}
+    (tmp_path / STATUS_FILE).write_text(json.dumps({"stages": stages}))
+    found = read_status(tmp_path)
+    assert [one.stage for one in found] == [0, 2, 9, 10]
+    table = status_table(found)
+    assert all(word in table for word in ("working", "connected", "item 4"))
+
+
+def test_a_status_without_a_snapshot_has_a_table_too() -> None:
+    assert "-" in status_table([replace(ONE, saved=None, saved_at=None)])
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"stages": []}', '{"stages": {"x": {}}}', '{"stages": {"0": {}}}'])
+def test_a_file_that_is_no_status_is_told(text: str, tmp_path: Path) -> None:
+    (tmp_path / STATUS_FILE).write_text(text)
+    with pytest.raises(DataError, match="is not what a stage of a line writes") as error:
+        read_status(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_folder_without_a_status_is_told(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="name the folder of a stage"):
+        read_status(tmp_path)
+
+
+def test_a_disk_that_takes_nothing_is_told_once_and_stops_nothing(
+    tmp_path: Path, now: list[float], monkeypatch: pytest.MonkeyPatch, said: list[str]
+) -> None:
+    """A full disk ended the stage by its status, while a snapshot that could not be written was only told."""
+
+    def full(path: Path, text: str) -> None:
+        raise DataError(f"cannot write {path}: No space left on device")
+
+    status, passed = Status(tmp_path, 0), list[Any]()
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "write_whole", full)
+        for _ in range(3):
+            now[0] += 2
+            status.tell(lambda: ONE, {}, passed.append)
+    assert len(passed) == 3, "the next stage hears of it all the same"
+    assert said == [f"cannot write {tmp_path / STATUS_FILE}: No space left on device; the training goes on"]
+    now[0] += 2
+    status.tell(lambda: ONE, {}, None)
+    assert read_status(tmp_path)[0].items == 7
+
+
+def test_what_a_peer_tells_is_looked_at() -> None:
+    good = {"0": asdict(ONE), "1": {**asdict(ONE), "stage": 1}}
+    assert stages_before(2, json.loads(json.dumps(good))) == good
+    assert stages_before(2, {}) == {}
+    bad: list[Any] = [
+        None, [], "0", {"2": good["0"]}, {"a": good["0"]}, {"-1": good["0"]}, {"00": good["0"]}, {"0": None},
+        {"0": {}}, {"0": {**good["0"], "state": "x" * 41}}, {"0": {**good["0"], "before": "\x1b[2J"}},
+        {"0": {**good["0"], "items": -1}}, {"0": {**good["0"], "items": "7"}}, {"0": {**good["0"], "window": 2**70}},
+    ]  # fmt: skip
+    for one in bad:
+        with pytest.raises(ValueError, match=r"."):
+            stages_before(2, one)
+
+
+def test_what_a_peer_tells_beside_is_not_passed_on() -> None:
+    """A status as long as a head may be, to which the next stage added its own, was too long for that one's peer."""
+    found = stages_before(1, {"0": {**asdict(ONE), "more": "x" * 100_000}})
+    assert found == {"0": asdict(ONE)}
