@@ -134,3 +134,28 @@ def test_more_batches_to_an_update_than_may_wait(tmp_path: Path) -> None:
     line = text_line(tmp_path, "lstm", 2, "train.accumulate=4", "train.epochs=1", retain_mib=1e-6)
     run_line(line)
     assert_same(tmp_path / "run", run_alone(line, tmp_path / "alone"))
+
+
+def test_a_line_that_dies_amid_an_update(tmp_path: Path) -> None:
+    """What was gathered for an update is kept nowhere: a stage saves when there is nothing of it."""
+    line = text_line(tmp_path, "lstm", 2, "train.accumulate=3", snapshot_s=1e-6)
+    counted = Counted({0: [20, 45], 1: [10, 12, 23, 30]})
+    run_line(line, counted)
+    assert len(counted.died) == 6
+    assert_same(tmp_path / "run", run_alone(line, tmp_path / "alone"))
+
+
+def test_a_stage_that_dies_amid_the_answers(tmp_path: Path) -> None:
+    """Its snapshot is of the time when the layers answer, and had been set to."""
+    line = text_line(tmp_path, "transformer", 2, "train.epochs=2", snapshot_s=1e-6)
+    left = [4]
+
+    def reached(stage: int, where: str) -> None:
+        left[0] -= (stage, where) == (0, "amid ask")
+        if left[0] == 0:
+            left[0] = -1
+            raise Killed
+
+    run_line(line, reached)
+    assert left[0] < 0
+    assert_same(tmp_path / "run", run_alone(line, tmp_path / "alone"))
