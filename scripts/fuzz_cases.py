@@ -46,6 +46,7 @@ COMMON = {
     "engine.devices": ["cpu", "[cpu, cpu]", "cpu*2", "auto"],
     "engine.matmul": ["highest", "high", "medium"],
     "engine.on_oom": ["raise", "split"],
+    "engine.packet": ["as_is", "bf16", "int8", "int8-stochastic"],
     "engine.peer_timeout_s": ["60", "1e-9"],
     "engine.queue_depth": ["1", "7"],
     "engine.replicas": ["1", "2"],

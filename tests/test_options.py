@@ -22,6 +22,7 @@ def layer() -> BP:
         ({"on_non_finite": "skp"}, ConfigError, "unknown on_non_finite 'skp'; did you mean 'skip'?"),
         ({"on_oom": "halve"}, ConfigError, "unknown on_oom 'halve'"),
         ({"matmul": "low"}, ConfigError, "unknown matmul 'low'"),
+        ({"packet": "int4"}, ConfigError, "unknown packet 'int4'; did you mean 'int8'?"),
         ({"precision": "fp8"}, ConfigError, "unknown precision 'fp8'"),
         ({"compile": "all"}, ConfigError, "unknown compile 'all'"),
         ({"queue_depth": 0}, PlacementError, "queue_depth is 0; expected at least 1 packet"),

@@ -57,7 +57,11 @@ IDLE: Mapping[type[RunConfig], tuple[Idle, ...]] = {
         Idle("train.mode", _NO_LABELS, ("train.lr.ae", *_AHEAD)),
         Idle("train.mode", _NO_EXITS, ("train.exit_tolerance",)),
         # One layer is at work all the time: nothing could leave memory.
-        Idle("train.mode", _WHOLE, ("engine.schedule", "engine.within_stage", "engine.offload", "model.parts")),
+        Idle(
+            "train.mode",
+            _WHOLE,
+            ("engine.schedule", "engine.within_stage", "engine.offload", "engine.packet", "model.parts"),
+        ),
         *(
             Idle("train.mode", tuple(name for name in METHODS if METHODS[name].module != section), _keys(key, options))
             for section, key, options in _OF_METHODS

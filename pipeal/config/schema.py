@@ -29,7 +29,17 @@ from pipeal.config.types import (
 )
 from pipeal.core.methods import COMPARED, DEFAULT
 from pipeal.core.names import DEFAULT_SCHEDULE, ScheduleName
-from pipeal.core.options import DEFAULTS, Compile, Matmul, Offload, OnOom, Precision, Recompute, WithinStage
+from pipeal.core.options import (
+    DEFAULTS,
+    Compile,
+    Matmul,
+    Offload,
+    OnOom,
+    PacketFormat,
+    Precision,
+    Recompute,
+    WithinStage,
+)
 
 Decay: TypeAlias = Literal["none", "cosine"]
 """How the learning rate falls: :func:`pipeal.training.learning_rate.epoch_scale`."""
@@ -176,7 +186,7 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """How the layers are run; only ``threads``, ``compile`` and ``matmul`` change the result, and only in rounding.
+    """How the layers are run; only ``threads``, ``compile``, ``matmul`` and ``packet`` change the result, in rounding.
 
     Attributes:
         schedule: What may run beside what.
@@ -188,6 +198,8 @@ class EngineConfig:
             ``dynamic`` all at once.
         matmul: The precision of matrix products of fp32 numbers: ``highest``; ``high``, TF32 on GPUs that have it; or
             ``medium``, which is bf16 on CPUs that have it.
+        packet: How what each layer hands on to the next is rounded: ``as_is`` not at all; ``bf16``; ``int8``, with a
+            scale for each row; or ``int8-stochastic``, up or down by chance. Between stages packets travel so.
         on_oom: What a batch that does not fit into a stage's memory does: ``raise`` ends the run; ``split`` learns
             from it in parts, with the same update up to rounding.
         within_stage: The order of a stage's layers: ``layer`` ends one before the next, so that one layer's activations
@@ -210,6 +222,7 @@ class EngineConfig:
     queue_depth: Count = DEFAULTS.queue_depth
     compile: Compile = "none"
     matmul: Matmul = "highest"
+    packet: PacketFormat = "as_is"
     on_oom: OnOom = "raise"
     within_stage: WithinStage | None = None
     recompute: Recompute = "none"

@@ -112,6 +112,10 @@ class Interrupted(PipealError):  # noqa: N818  not a mistake: someone asked for 
         self.code = code
 
 
+class LineError(PipealError, RuntimeError):
+    """A stage of a line has failed for good, and with it the line; commands exit with 1."""
+
+
 class PeerLostError(PipealError, RuntimeError):
     """Another process of a distributed run has ended before its time, or is not heard of any more.
 
@@ -125,10 +129,6 @@ class PeerLostError(PipealError, RuntimeError):
         super().__init__(message, rank, code)
         self.rank = rank
         self.code = code
-
-
-class LineError(PipealError, RuntimeError):
-    """A stage of a line has failed for good, and with it the line; commands exit with 1."""
 
 
 @contextmanager

@@ -37,6 +37,9 @@ Offload: TypeAlias = Literal["none", "host", "disk"]
 WithinStage: TypeAlias = Literal["layer", "stage"]
 """The order of a stage's layers: each forward, backward and update before the next, or all forwards first."""
 
+PacketFormat: TypeAlias = Literal["as_is", "bf16", "int8", "int8-stochastic"]
+"""What a layer hands on: as it is, or rounded to bfloat16 or to 8-bit integers with a scale for each row."""
+
 Matmul: TypeAlias = Literal["highest", "high", "medium"]
 """How matrix products of float32 are computed, as ``torch.set_float32_matmul_precision`` says: ``high`` is TF32 on a
 GPU that has it; ``medium`` is bfloat16 on a CPU that has it. Convolutions on a GPU have a setting of their own."""
@@ -49,8 +52,8 @@ class EngineOptions:
     Not among them is what differs from one opened pipeline to the next: where a training stands (``seed`` and
     ``first_batch``), how layers are laid out (``sizes``), what is recorded (``trace``).
 
-    Four options are numeric settings, with which results round differently: ``threads``, ``precision``, ``compile``
-    and ``matmul``. All others leave every bit as it is while losses are finite and batches fit.
+    Five options are numeric settings, with which results round differently: ``threads``, ``precision``, ``compile``,
+    ``matmul`` and ``packet``. All others leave every bit as it is while losses are finite and batches fit.
 
     Attributes:
         queue_depth: How many packets may wait before each stage. Between processes as many more are on the way as the
@@ -86,6 +89,12 @@ class EngineOptions:
             runs, they are on the CPU. Not over processes. ``none`` keeps all on the device.
         offload_folder: Where those files are, which have no names; None for the system's folder of temporary files,
             which may be memory.
+        packet: How packets are rounded on their way from each layer to the next, whether these are of one stage or of
+            two: ``as_is`` not at all; ``bf16`` to bfloat16; ``int8`` to 8-bit integers with a scale for each row, along
+            the last dimension; ``int8-stochastic`` the same, up or down by chance, with draws that follow from seed,
+            layer and batch. So every layout and schedule leaves the same bits. Between stages packets travel, and
+            wait, rounded. Inputs and targets alike are rounded (:mod:`pipeal.core.thin` says which of their tensors),
+            and so is what predictions hand up, to the nearest; what they hand down is not.
         matmul: While the pipeline is open, the precision of matrix products of float32 in the whole process:
             ``highest``, ``high`` or ``medium`` (:data:`Matmul`); None leaves it as it is.
         stall_timeout_s: Seconds that all stages may stand still while the caller waits for them.
@@ -106,6 +115,7 @@ class EngineOptions:
     recompute: Recompute = "none"
     offload: Offload = "none"
     offload_folder: str | Path | None = None
+    packet: PacketFormat = "as_is"
     matmul: Matmul | None = None
     stall_timeout_s: float = 300.0
     dump_folder: str | Path | None = None
@@ -123,6 +133,7 @@ class EngineOptions:
                 "themselves what to keep; use 'none' for one of them"
             )
         check_named("within_stage", self.within_stage, (None, *get_args(WithinStage)))
+        check_named("packet", self.packet, get_args(PacketFormat))
         check_named("matmul", self.matmul, (None, *get_args(Matmul)))
         if self.queue_depth < 1:
             raise PlacementError(f"queue_depth is {self.queue_depth}; expected at least 1 packet")

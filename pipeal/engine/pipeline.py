@@ -138,6 +138,7 @@ class Pipeline:
                     own_options,
                     seed=seed,
                     window=trace or Window(0, 0),
+                    last=len(layers) - 1,
                     files={} if handle.far else files,
                 )
             )

@@ -15,7 +15,8 @@ from pipeal.core.materialize import materialize
 from pipeal.core.modules import module_of, scaler_of
 from pipeal.core.options import EngineOptions
 from pipeal.core.packet import Packet
-from pipeal.core.protocols import Path, TrainableLayer
+from pipeal.core.protocols import UP, Path, TrainableLayer
+from pipeal.core.thin import nearest, rounded, thin
 from pipeal.core.tree import Tree, shapes_of
 from pipeal.engine.devices import Device
 from pipeal.engine.runner.averaging import Together
@@ -43,6 +44,7 @@ class Stage(Shared):
         options: How they are run.
         seed: With the layer's and the batch's number, the key of all randomness.
         window: The batches whose spans are kept.
+        last: The number of the model's last layer, which hands on to none; None for the last one here.
         files: Of layers offloaded to a disk, by their numbers.
 
     Attributes:
@@ -58,6 +60,7 @@ class Stage(Shared):
         *,
         seed: int,
         window: Window,
+        last: int | None = None,
         files: Mapping[int, MappedFile] | None = None,
     ) -> None:
         super().__init__(
@@ -67,6 +70,7 @@ class Stage(Shared):
             ErrorContext(number, dict(layers), device, options.on_oom),
             FiniteWatch(device, options.on_non_finite),
             Seeds(seed),
+            layers[-1][0] if last is None else last,
         )
         self.number = number
         self.layers = list(layers)
@@ -249,16 +253,21 @@ class Stage(Shared):
     def infer(self, index: int, path: Path, x: Tree, *, compiled: bool, abandoned: threading.Event | None) -> Tree:
         """Passes ``x`` through one block of a layer, compiled if that is wanted and the layer is compiled at all.
 
+        What a layer gets from the one below is rounded as packets are, to the nearest.
+
         Raises:
             Abandoned: The event was set during a wait for the compiler.
         """
         runner, home = self.runners[index], self.offloaded
-        if home is None:
-            return _infer(runner, path, x, compiled=compiled, abandoned=abandoned)
 
         def beside() -> AbstractContextManager[None]:
             return nullcontext() if runner.compiled is None else GATE.shared(abandoned)
 
+        if path == UP and index and self.options.packet != "as_is":
+            with beside():
+                x = rounded(x, nearest(self.options.packet))
+        if home is None:
+            return _infer(runner, path, x, compiled=compiled, abandoned=abandoned)
         with beside():
             home.lend(index, path)
         try:
@@ -266,6 +275,10 @@ class Stage(Shared):
         finally:
             with beside():
                 home.take_back(index)
+
+    def thin(self, x: Tree) -> Tree:
+        """What climbs from here to another stage in an inference, as it travels: rounded there, it is the same."""
+        return thin(x, nearest(self.options.packet))
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The precision of forwards, whatever the caller's is."""

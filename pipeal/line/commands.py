@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import logging
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from pipeal.config import all_values, load_config, nested
-from pipeal.core.atomic import make_folder, write_whole
-from pipeal.core.checked import checked
-from pipeal.core.errors import ConfigError, DataError, Interrupted, LineError, PeerLostError, first_line, refusals_told
+from pipeal.core.atomic import make_folder
+from pipeal.core.errors import ConfigError, DataError, refusals_told
 from pipeal.core.lock import FileLock
 from pipeal.engine.devices.allocator import keep_freed_memory
 from pipeal.line.beginning import check_config
+from pipeal.line.failures import Failures
 from pipeal.line.line_file import key_path, make_line, read_line
 from pipeal.line.stage_run import Place, StageRun
 from pipeal.line.status import read_status, status_table
 from pipeal.run.configure import named_config
 from pipeal.run.stopping import StopRequest
 from pipeal.run.train import KINDS
-
-_log = logging.getLogger(__name__)
-
-_FAILURE = "failure.json"
-_Failure = TypeAdapter(dict[str, Any])
 
 
 def init(
@@ -103,55 +94,12 @@ def run(*, file: str, stage: int, key: str | None, folder: str | None, run_folde
     if lock is None:
         raise DataError(f"{place.folder}: another process runs this stage; end it, or name another --folder")
     try:
+        if again:
+            Failures(place.folder, stage).forget()
         with StopRequest() as stop:
-            _run(StageRun(line, stage, place, stop), place.folder / _FAILURE, stage, again=again)
+            StageRun(line, stage, place, stop).run()
     finally:
         lock.release()
-
-
-def _run(of_stage: StageRun, marker: Path, stage: int, *, again: bool) -> None:
-    """Runs it; an error that comes a second time at the same item stops the whole line, now and until ``again``.
-
-    What keeps a stage from beginning, such as a port in use, is no error at an item.
-    """
-    if again:
-        marker.unlink(missing_ok=True)
-    before = _failure(marker)
-    if before.get("stopped"):
-        if before.get("own"):  # a neighbour may have been away when it was told
-            of_stage.stop_line(before["error"])
-        raise LineError(f"{before['error']}; once its cause is mended, start every stage with --again")
-    try:
-        of_stage.run()
-    except (Interrupted, PeerLostError):
-        raise
-    except LineError as error:
-        _keep(marker, {"error": str(error), "stopped": True})
-        raise
-    except Exception as error:
-        if (item := of_stage.failed_at) is None:
-            raise
-        why = f"stage {stage} failed: {first_line(error)}"
-        stopped = before.get("item") == item
-        _keep(marker, {"item": item, "error": why, "stopped": stopped, "own": True})
-        if stopped:
-            _log.warning("it is the second time at this item: the line is stopped")
-            of_stage.stop_line(why)
-        raise
-    marker.unlink(missing_ok=True)
-
-
-def _failure(marker: Path) -> dict[str, Any]:
-    try:
-        return checked(_Failure, json.loads(marker.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise DataError(f"{marker}: {first_line(error)}; remove it") from error
-
-
-def _keep(marker: Path, failure: dict[str, Any]) -> None:
-    write_whole(marker, json.dumps(failure) + "\n")
 
 
 def status(folder: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
@@ -83,7 +83,7 @@ class Feed:
         self._first = first
         self.position = position
 
-    def items(self) -> Iterator[Item]:
+    def items(self) -> Generator[Item, None, None]:
         """All that are still to come."""
         at, course = self.position, course_of(self._config)
         if not at.begun:

@@ -119,10 +119,6 @@ class Incoming(End):
         self.saved = number
         self.tell("saved", number)
 
-    def stop(self, why: str) -> None:
-        """Has all earlier stages end."""
-        self.tell("stop", why)
-
     def __len__(self) -> int:
         return len(self._arrived)
 
@@ -136,16 +132,14 @@ class Incoming(End):
                     self._receive()
                 elif found is self._monitor:
                     self._hear_of(recv_monitor_message(found))
-            for words in self.said():
-                self._send([words[0], self._session, *words[1:]])
+            self.speak()
             if self._let_go and not self._arrived:
                 self._let_go = False
                 self._want()
             if monotonic() - self._probed_at > 1.0:  # a peer that is gone shows when something is sent to it
                 self._probed_at = monotonic()
-                self._send(["alive", self._session])
-        for words in self.said():
-            self._send([words[0], self._session, *words[1:]])
+                self.send(["alive"])
+        self.speak()
 
     def _leave(self) -> None:
         self._guard.stop()
@@ -231,13 +225,14 @@ class Incoming(End):
         self._want()
 
     def _want(self) -> None:
-        self._send(["want", self._session, self._expected, self.saved])
+        self.send(["want", self._expected, self.saved])
 
-    def _send(self, words: list[Any]) -> None:
+    def send(self, words: list[Any]) -> None:
+        """As said there."""
         if self._peer is None:
             return
         try:
-            self._socket.send_multipart([self._peer, packed_head(words)], zmq.NOBLOCK)
+            self._socket.send_multipart([self._peer, packed_head([words[0], self._session, *words[1:]])], zmq.NOBLOCK)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from pipeal.core.errors import DataError
+from pipeal.core.thin import Thin
 from pipeal.core.tree import Tree, map_tensors
+from pipeal.core.tree import tensors as tensors_of
 from pipeal.core.tree_codec import Form, dtype_named, put_together, taken_apart
 from pipeal.engine.distributed.flat import Layout, check_layout, flat, row_for, unflat
 
@@ -55,7 +57,8 @@ class Item:
     Attributes:
         kind: One of :data:`KINDS`.
         facts: Plain values, which JSON can hold.
-        tree: Tensors in tuples, lists and dicts; no class of its own, since no code runs on another machine's word.
+        tree: Tensors in tuples, lists and dicts, some of them thin (:mod:`pipeal.core.thin`); no other class, since no
+            code runs on another machine's word.
     """
 
     kind: str
@@ -88,7 +91,7 @@ class Packed:
         Raises:
             DataError: Its tree holds a class of its own, or a tensor that cannot be sent.
         """
-        form, tensors = taken_apart(map_tensors(lambda tensor: tensor.detach().to("cpu"), item.tree))
+        form, tensors = taken_apart(_with_marks(map_tensors(lambda tensor: tensor.detach().to("cpu"), item.tree)))
         put_together(form, tensors, plain=True)  # told here, and not where it would arrive
         pairs = [flat(tensor) for tensor in tensors]
         return cls(item.kind, dict(item.facts), form, [layout for layout, _ in pairs], [row for _, row in pairs])
@@ -96,7 +99,7 @@ class Packed:
     def item(self) -> Item:
         """The item, in memory that it may share with :attr:`rows`."""
         tensors = [unflat(layout, row) for layout, row in zip(self.layouts, self.rows, strict=True)]
-        return Item(self.kind, self.facts, put_together(self.form, tensors, plain=True))
+        return Item(self.kind, self.facts, _without_marks(put_together(self.form, tensors, plain=True)))
 
     @property
     def size(self) -> int:
@@ -161,6 +164,34 @@ class Packed:
         """What :meth:`state` gave."""
         kind, facts, form, layouts = state["head"]
         return cls(kind, facts, form, layouts, state["rows"])
+
+
+_THIN = "thin"
+"""The one key of a dict that stands for a :class:`Thin` on its way."""
+
+
+def _with_marks(tree: Tree) -> Tree:
+    """A pair may be thin on either side: on its way, a dict of a kind that no layer hands on."""
+    if isinstance(tree, Thin):
+        return {_THIN: (tree.tree, tree.scales, tree.types)}
+    return tuple(map(_with_marks, tree)) if type(tree) is tuple else tree
+
+
+def _without_marks(tree: Tree) -> Tree:
+    """Raises DataError where what is thin does not fit together."""
+    if type(tree) is tuple:
+        return tuple(map(_without_marks, tree))
+    if type(tree) is dict and [*tree] == [_THIN]:
+        light, scales, types = tree[_THIN]
+        count = len(tensors_of(light))
+        if not (len(scales) == len(types) == count and all(kind is None or _is_dtype(kind) for kind in types)):
+            raise DataError("a thin packet came whose scales and types are not those of its tensors")
+        return Thin(light, scales, types)
+    return tree
+
+
+def _is_dtype(kind: Any) -> bool:
+    return isinstance(kind, torch.dtype)
 
 
 def _bytes(layout: Layout) -> int:

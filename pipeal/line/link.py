@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic
@@ -54,7 +55,7 @@ class Keys:
     peer: str
 
 
-class End(threading.Thread):
+class End(threading.Thread, ABC):
     """The thread at one end of a link. All of its methods but those named after a message are for that thread.
 
     Args:
@@ -80,7 +81,8 @@ class End(threading.Thread):
         self._wake_out = self.context.socket(zmq.PUSH)
         self._wake_out.connect("inproc://wake")
         self._waking = threading.Lock()
-        self._closing = threading.Event()
+        self._closing, self._told = threading.Event(), threading.Event()
+        self._stopping: str | None = None
         self._sockets: list[Any] = [self._wake_in]
         self.refusals = Refusals()
 
@@ -101,6 +103,15 @@ class End(threading.Thread):
         with self._waking:
             if not self._closing.is_set():
                 self._wake_out.send(json.dumps(words).encode())
+
+    def stop(self, why: str) -> None:
+        """From any thread: has the neighbour end, and all beyond it, as soon as it is there."""
+        self._stopping = why
+        self.tell()
+
+    def await_told(self, timeout_s: float) -> bool:
+        """Waits until the neighbour was told to :meth:`stop`; false if it was not there in time."""
+        return self._told.wait(timeout_s)
 
     def close(self, linger_s: float = 2.0) -> None:
         """From any other thread: ends this one; what was said last may take so long to arrive."""
@@ -158,8 +169,20 @@ class End(threading.Thread):
         """Whether it is to end."""
         return self._closing.is_set()
 
-    def _serve(self) -> None:
-        raise NotImplementedError
+    def speak(self) -> None:
+        """Says what there is to say."""
+        for words in self.said():
+            self.send(words)
+        if self._stopping is not None and self.connected and not self._told.is_set():
+            self.send(["stop", self._stopping])
+            self._told.set()
+
+    @abstractmethod
+    def send(self, words: list[Any]) -> None:
+        """Sends words to the neighbour, if it is there: what they are about, and facts."""
+
+    @abstractmethod
+    def _serve(self) -> None: ...
 
     def _leave(self) -> None:
         """What else there is to close."""

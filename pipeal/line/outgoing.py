@@ -55,10 +55,6 @@ class Outgoing(End):
         """Has the next stage save, so that what it covers can go."""
         self.tell("save")
 
-    def stop(self, why: str) -> None:
-        """Has all later stages end."""
-        self.tell("stop", why)
-
     def tell_status(self, stages: Mapping[str, Any]) -> None:
         """Lets the next stage know how this one and all before it stand."""
         self.tell("status", stages)
@@ -78,11 +74,9 @@ class Outgoing(End):
                     self._hear_of(recv_monitor_message(found)["event"])
                 elif found is self._socket:
                     self._receive()
-            for words in self.said():
-                self._send([words[0], self._session, *words[1:]])
+            self.speak()
             self._send_items()
-        for words in self.said():  # the last ones
-            self._send([words[0], self._session, *words[1:]])
+        self.speak()  # the last ones
 
     def _leave(self) -> None:
         self._socket.disable_monitor()
@@ -92,7 +86,7 @@ class Outgoing(End):
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._session += 1
             self._told_refused = False
-            self._send(["hello", self._session, self.line, self.stage, __version__])
+            self.send(["hello", self.line, self.stage, __version__])
         elif event == _GONE:
             if self.connected:
                 log.info(f"stage {self.stage + 1} is gone; waiting for it")
@@ -155,8 +149,9 @@ class Outgoing(End):
             self.window.sent(item.size, monotonic())
             self.sent += 1
 
-    def _send(self, words: list[Any]) -> None:
-        self._send_frames([packed_head(words)])
+    def send(self, words: list[Any]) -> None:
+        """As said there."""
+        self._send_frames([packed_head([words[0], self._session, *words[1:]])])
 
     def _send_frames(self, frames: list[Any]) -> bool:
         try:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from time import monotonic, sleep, time
+from time import monotonic
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -17,27 +16,28 @@ from pydantic import TypeAdapter
 from pipeal.config import document, dump_config, load_config
 from pipeal.core.atomic import write_whole
 from pipeal.core.checked import checked
-from pipeal.core.errors import DataError, Interrupted, LineError, PeerLostError, PipealError, UntidyError, first_line
+from pipeal.core.errors import DataError, Interrupted, LineError, PeerLostError, first_line
 from pipeal.engine.devices import all_devices, parse_device
 from pipeal.engine.devices.threads import intra_op_threads
 from pipeal.engine.runner.compiling import check_compile
 from pipeal.engine.runner.precision import check_precision, matmul_precision
 from pipeal.engine.sizes import layers_of_stages
 from pipeal.line.beginning import chosen, first_item, require_same_data
+from pipeal.line.failures import Failures
 from pipeal.line.feed import Feed, FeedPosition
 from pipeal.line.incoming import Incoming
 from pipeal.line.items import BEGIN, END, Item, Packed
 from pipeal.line.line_file import LineFile, keys_of
 from pipeal.line.outgoing import Outgoing
 from pipeal.line.retained import Retained
+from pipeal.line.snapshots import Snapshots
 from pipeal.line.status import StageStatus, Status
 from pipeal.line.top import Top
 from pipeal.line.worker import StageWorker
-from pipeal.reporting.environment import environment
 from pipeal.run.build import Experiment
 from pipeal.run.stopping import StopRequest
 from pipeal.run.train import KINDS
-from pipeal.training.checkpoint.store import Checkpoint, CheckpointStore
+from pipeal.training.checkpoint.store import Checkpoint
 
 _log = logging.getLogger(__name__)
 
@@ -47,8 +47,8 @@ _LOOK_S = 0.2
 _GRACE_S = 30.0
 """How long a stage that has done all waits for the one before it, which may have been away when it was told."""
 
-_STOP_S = 15.0
-"""How long a stage that stops the line waits for its neighbours, to tell them."""
+_STOP_S = 5.0
+"""How long a stage that stops the line waits for its neighbours to hear it."""
 
 _CHOSEN_FILE = "chosen.json"
 
@@ -81,7 +81,6 @@ class StageRun:
         stop: Whether it is to end.
 
     Attributes:
-        failed_at: The number of the item that it failed at; None where it failed at none.
     """
 
     def __init__(self, line: LineFile, number: int, place: Place, stop: StopRequest) -> None:
@@ -92,7 +91,8 @@ class StageRun:
         self._is_last = number == len(line.stages) - 1
         self._schema, self._kind = KINDS[line.kind]
         self._device = _device(line.stages[number].device)
-        self._store = CheckpointStore(place.folder / "snapshots", keep=2)
+        self._failures = Failures(place.folder, number)
+        self._snapshots = Snapshots(place.folder / "snapshots", line.line, number)
         self._begin: Mapping[str, Any] | None = None
         self._worker: StageWorker | None = None
         self._top: Top | None = None
@@ -103,9 +103,8 @@ class StageRun:
         self._retained = Retained(line.retain_mib * 2**20)
         self._done = 0
         self._ended = False
-        self.failed_at: int | None = None
+        self._failed_at_item = False
         self._wanted = False
-        self._saving: _Saving | None = None
         self._saved_at = monotonic()
         self._open = ExitStack()
         self._status = Status(place.folder, number)
@@ -120,8 +119,11 @@ class StageRun:
             Exception: What this stage failed with.
         """
         with self._open:
-            self._open.enter_context(self._store)
-            saved = self._store.newest(_log.warning)
+            self._open.enter_context(self._snapshots)
+            if (why := self._failures.stopped_by) is not None:
+                self._stop_line(why)
+                raise LineError(f"{why}; once its cause is mended, start every stage with --again")
+            saved = self._snapshots.newest()
             experiment = self._read() if self.number == 0 else None
             if saved is not None:
                 self._take_up(saved, experiment)
@@ -132,27 +134,29 @@ class StageRun:
                 if not self._ended:
                     self._work()
                 self._finish()
-            except Interrupted:
+            except (Interrupted, PeerLostError):
                 raise
-            except LineError as error:
-                self._pass_on_stop(str(error))
+            except Exception as error:
+                if not (self._failed_at_item or isinstance(error, LineError)):
+                    raise  # such as a full disk
+                if (why := self._failures.keep(error, self._done)) is not None:
+                    self._stop_line(why)
                 raise
             finally:
                 self._leave()
+        self._failures.forget()
 
-    def stop_line(self, why: str) -> None:
-        """Has all other stages end; after :meth:`run`, or in its place."""
-        saved = self._store.newest(_log.warning)
-        self._connect(0 if saved is None else saved.position["item"])
-        begin = monotonic()
-        try:
-            while monotonic() - begin < _STOP_S and self._stop.code() is None and not self._has_failed():
-                if all(end is None or end.connected for end in (self._incoming, self._outgoing)):
-                    break
-                sleep(_LOOK_S)
-            self._pass_on_stop(why)
-        finally:
-            self._leave()
+    def _stop_line(self, why: str) -> None:
+        """Has all other stages end; those that are away now, when they come while this one is started again."""
+        _log.warning(f"the line is stopped: {why}")
+        self._connect(self._done)
+        ends = [end for end in (self._incoming, self._outgoing) if end is not None]
+        for end in ends:
+            end.stop(why)
+        until = monotonic() + _STOP_S
+        for end in ends:
+            end.await_told(max(0.0, until - monotonic()))
+        self._leave()
 
     def _read(self) -> Experiment:
         config = load_config(self._schema, values=self.line.config)
@@ -190,13 +194,7 @@ class StageRun:
             DataError: It is of another line, or of other data.
         """
         state, counted = saved.state, saved.epoch()
-        if state.get("line") != self.line.line or state.get("stage") != self.number:
-            raise DataError(
-                f"{saved.path} is of stage {state.get('stage')} of the line {state.get('line')}, not of stage "
-                f"{self.number} of {self.line.line}; name another --folder"
-            )
         begin = state["begin"]
-        _tell_of_other_machine(state["environment"])
         if experiment is not None:
             require_same_data(experiment, begin["facts"])
             position = checked(_POSITION, state["feed"])
@@ -229,7 +227,7 @@ class StageRun:
         self._open.enter_context(intra_op_threads(config.engine.threads))
         self._open.enter_context(matmul_precision(config.engine.matmul))
         states = None if saved is None else saved.layers()
-        self._worker = StageWorker(models, config, own, self._device, self._emit, states, self._top)
+        self._worker = StageWorker(self.number, models, config, own, self._device, self._emit, states, self._top)
         self._open.callback(self._worker.close)
 
     def _connect(self, first: int) -> None:
@@ -251,7 +249,7 @@ class StageRun:
             self._outgoing.start()
 
     def _work(self) -> None:
-        items = None if self._feed is None else self._feed.items()
+        items = None if self._feed is None else self._open.enter_context(closing(self._feed.items()))
         while not self._ended:
             if (code := self._stop.code()) is not None:
                 self._interrupt(code)
@@ -262,7 +260,7 @@ class StageRun:
             except (Interrupted, LineError, PeerLostError):
                 raise
             except Exception:
-                self.failed_at = self._done
+                self._failed_at_item = True
                 raise
 
     def _step(self, items: Iterator[Item] | None) -> None:
@@ -344,76 +342,42 @@ class StageRun:
     def _interrupt(self, code: int) -> None:
         if self._worker is not None and not self._worker.gathers:
             self._save()
-            self._await_saved()
+            self._snapshots.settle(must=True)
         raise Interrupted(f"stage {self.number} was interrupted; the same command goes on from its snapshot", code)
 
     def _save_if_due(self) -> None:
         if self._incoming is not None and self._incoming.wants_snapshot:
             self._incoming.wants_snapshot, self._wanted = False, True
         due = self._wanted or monotonic() - self._saved_at > self.line.snapshot_s
-        if self._saving is not None and not self._saving.is_alive():
-            self._await_saved()
-        if due and self._saving is None and self._worker is not None and not self._worker.gathers:
+        if due and not self._snapshots.is_writing and self._worker is not None and not self._worker.gathers:
             self._wanted = False
             self._save()
 
     def _save(self) -> None:
         """Copies what there is, and has it written on a thread of its own."""
-        self._await_saved()
         assert self._worker is not None
         states, counted = self._worker.state()
         first, kept = self._retained.all()
         state = {
-            "line": self.line.line,
-            "stage": self.number,
             "begin": self._begin,
             "first": first,
             "ended": self._ended,
             "feed": None if self._feed is None else asdict(self._feed.position),
-            "environment": _environment(),
         }
-        epoch = {
+        tensors = {
             "worker": counted,
             "retained": [packed.state() for packed in kept],
             "top": None if self._top is None else self._top.state(),
             "decoders": {} if self._top is None else self._worker.decoders(),
         }
-        done = self._done
-
-        def write() -> None:
-            untidy: UntidyError | None = None
-            try:
-                self._store.save(done, states, {"item": done}, state, epoch=epoch)
-            except UntidyError as error:  # it is written
-                untidy = error
-            if self._incoming is not None:
-                self._incoming.tell_saved(done)
-            if untidy is not None:
-                raise untidy
-
-        self._saving = _Saving(write, done)
-        self._saving.start()
+        told = self._incoming.tell_saved if self._incoming is not None else lambda _: None
+        self._snapshots.save(self._done, states, state, tensors, told)
         self._saved_at = monotonic()
-
-    def _await_saved(self, *, must: bool = False) -> None:
-        """Waits for the snapshot that is being written; where it could not be, the next one may, unless it ``must``."""
-        if self._saving is None:
-            return
-        ended, self._saving = self._saving, None
-        ended.join()
-        failure = ended.failure
-        if failure is None:
-            self._status.saved = ended.done
-            self._status.saved_at = time()
-        elif must or not isinstance(failure, PipealError):
-            raise failure
-        else:
-            _log.warning(f"{failure}; the next snapshot is tried in {self.line.snapshot_s:g} s")
 
     def _finish(self) -> None:
         """Saves, and leaves once the neighbours need nothing more."""
         self._save()
-        self._await_saved(must=True)
+        self._snapshots.settle(must=True)
         if self._outgoing is not None:
             while self._retained.first < self._retained.next:
                 with self._retained.changed:
@@ -434,19 +398,11 @@ class StageRun:
                     break
         self._tell(state="finished")
 
-    def _pass_on_stop(self, why: str) -> None:
-        if self._incoming is not None:
-            self._incoming.stop(why)
-        if self._outgoing is not None:
-            self._outgoing.stop(why)
-
     def _leave(self) -> None:
         for end in (self._outgoing, self._incoming):
             if end is not None:
                 end.close()
         self._outgoing = self._incoming = None
-        if self._saving is not None:
-            self._saving.join()
 
     def _tell(self, state: str = "working") -> None:
         self._status.tell(
@@ -455,8 +411,8 @@ class StageRun:
                 state=state,
                 items=self._done,
                 batches=0 if self._worker is None else self._worker.next_batch,
-                saved=self._status.saved,
-                saved_at=self._status.saved_at,
+                saved=self._snapshots.saved,
+                saved_at=self._snapshots.saved_at,
                 retained=self._retained.next - self._retained.first,
                 retained_mib=self._retained.size / 2**20,
                 waiting=0 if self._incoming is None else len(self._incoming),
@@ -470,27 +426,6 @@ class StageRun:
         )
 
 
-class _Saving(threading.Thread):
-    """Writes a snapshot.
-
-    Attributes:
-        done: The items behind it.
-        failure: Why it could not.
-    """
-
-    def __init__(self, write: Callable[[], None], done: int) -> None:
-        super().__init__(name="pipeal-line-snapshot", daemon=True)
-        self.done = done
-        self.failure: BaseException | None = None
-        self._write = write
-
-    def run(self) -> None:
-        try:
-            self._write()
-        except BaseException as error:  # noqa: BLE001  told by who waits for it
-            self.failure = error
-
-
 def _peer(end: Incoming | Outgoing | None) -> str:
     return "-" if end is None else "connected" if end.connected else f"away for {end.lost_s:.0f} s"
 
@@ -500,18 +435,3 @@ def _device(name: str) -> str:
         parse_device(name)
         return name
     return next((found for found in all_devices() if found.startswith("cuda")), "cpu")
-
-
-def _environment() -> dict[str, Any]:
-    """What decides how a machine rounds."""
-    found = environment()
-    return {key: found[key] for key in ("pipeal", "torch", "cpu", "cpu_capability", "gpus") if key in found}
-
-
-def _tell_of_other_machine(before: Mapping[str, Any]) -> None:
-    now = _environment()
-    for key, value in before.items():
-        if now.get(key) != value:
-            _log.warning(
-                f"the snapshot was written with {key} {value}, here it is {now.get(key)}: bits may differ from here on"
-            )

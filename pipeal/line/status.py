@@ -72,14 +72,9 @@ class Status:
     Args:
         folder: Of the stage.
         stage: Its number.
-
-    Attributes:
-        saved: See :class:`StageStatus`, as for ``saved_at``.
     """
 
     def __init__(self, folder: Path, stage: int) -> None:
-        self.saved: int | None = None
-        self.saved_at: float | None = None
         self._path = folder / STATUS_FILE
         self._stage = stage
         self._told_at = -_EVERY_S

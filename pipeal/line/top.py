@@ -141,7 +141,7 @@ class Top:
         return {
             "position": self.position.state(),
             "evaluated": dict(self._evaluated),
-            "asked": self._asked,
+            "asked": {part: list(answers) for part, answers in self._asked.items()},
             "states": {str(number): state for number, state in self._states.items()},
         }
 

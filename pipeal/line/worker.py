@@ -43,6 +43,7 @@ class StageWorker:
         the rest   send on                  at the top nothing is sent: it answers, and keeps the rows
 
     Args:
+        number: Of the stage, for messages.
         models: Makes the layers.
         config: With every choice made.
         own: The numbers of this stage's.
@@ -58,6 +59,7 @@ class StageWorker:
 
     def __init__(
         self,
+        number: int,
         models: Models,
         config: RunConfig,
         own: range,
@@ -70,13 +72,17 @@ class StageWorker:
         options = engine_options(config)
         layers = list(made_ready(models.layers(config.train.mode, seed, own), config, states=states, here=own))
         self._stage = Stage(
-            0,
-            [(number, layers[number]) for number in own],
+            number,
+            [(index, layers[index]) for index in own],
             open_device(device),
             options,
             seed=seed,
             window=Window(0, 0),
+            last=len(layers) - 1,
         )
+        if self._stage.device.device.type == "cuda":
+            torch.cuda.synchronize(self._stage.device.device)  # the weights have arrived before other streams read
+        self._stage.device.follow_caller()
         self._below = layers[: own.start]
         """On the meta device; the top needs of them what comes down."""
         self._emit = emit
@@ -200,7 +206,7 @@ class StageWorker:
         layers = self._stage.layers
         climbed = self._visit([(UP, *layer) for layer in layers], x)
         if self._top is None:
-            self._emit(Item(ASK, item.facts, (climbed, y)))
+            self._emit(Item(ASK, item.facts, (self._stage.thin(climbed), y)))
             return
         answer = self._visit([(TURN, *layers[-1]), *((DOWN, *layer) for layer in reversed(layers))], climbed)
         below: list[Step] = [(DOWN, number, layer) for number, layer in reversed([*enumerate(self._below)])]
@@ -225,6 +231,7 @@ class StageWorker:
             self._top.end_evaluation()
 
     def _end(self, item: Item) -> None:
+        bring_to_rest([self._stage])
         for number, layer in self._stage.layers:
             # As a checkpoint has it; the tensors are not written to any more.
             found = Item(LAYER, {"layer": number}, layer_state(layer, lambda tensor: tensor.detach().to("cpu")))

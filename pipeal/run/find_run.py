@@ -33,6 +33,9 @@ _FREE = (
 )
 """How a run is executed, where its data is, how long it goes: what may differ when it is taken up again."""
 
+_DECISIVE = ("engine.packet",)
+"""Of these, what may not: it decides the weights."""
+
 
 def find_run(config: RunConfig, resume: str) -> RunFolder | None:
     """The folder of the run to take up again, locked; None to begin a new one.
@@ -177,7 +180,7 @@ def _named(path: Path, config: RunConfig) -> RunFolder:
     asked = load_config(type(config), ASKED.at(path))
     now_asked = all_values(config)
     for key, before in all_values(asked).items():
-        if (now := now_asked[key]) != before and not is_in(key, _FREE):  # it decides the weights
+        if (now := now_asked[key]) != before and (key in _DECISIVE or not is_in(key, _FREE)):
             raise ConfigError(
                 f"--resume {path}: its run has {key} {_shown(before)}, this command {_shown(now)}; give the same, or "
                 "--resume never"

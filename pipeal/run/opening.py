@@ -51,8 +51,8 @@ def settings_of(
 
 
 def as_it_runs(engine: EngineConfig, form: str) -> EngineConfig:
-    """The engine of a form: where that is one layer, nothing overlaps, and nothing could leave memory."""
-    return replace(engine, schedule="sequential", offload="none") if METHODS[form].is_whole else engine
+    """The engine of a form: where that is one layer, nothing overlaps, leaves memory or is handed on."""
+    return replace(engine, schedule="sequential", offload="none", packet="as_is") if METHODS[form].is_whole else engine
 
 
 def engine_options(

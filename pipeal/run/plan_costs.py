@@ -97,7 +97,7 @@ def load_all(paths: Sequence[str]) -> dict[str, Costs]:
 def _require_alike(first: str, one: Costs, path: str, other: Costs) -> None:
     """Precision and versions may differ from device to device; what is trained may not."""
     for what, (before, now) in {
-        **{f"the {key}": (one.facts.get(key), other.facts.get(key)) for key in ("dataset", "model")},
+        **{f"the {key}": (one.facts.get(key), other.facts.get(key)) for key in ("dataset", "model", "packet")},
         "samples in a batch": (one.samples, other.samples),
         "AL layers": (len(one.layers), len(other.layers)),
         "bytes of weights in each layer": tuple(
@@ -147,6 +147,7 @@ def measure_model(wanted: Wanted, micro_batches: int | None) -> tuple[Costs, Run
         "compile": options.compile,
         "threads": options.threads or 1,
         "matmul": config.engine.matmul,
+        "packet": options.packet,
         **environment(),
     }
     return Costs(kind, layers, blocks, crowding, fmean(batch_size(x) for x, _ in batches), facts), config
@@ -188,7 +189,8 @@ def measure_beside_backprop(
     cut_up = [[_micro_batch(batch, number) for batch in batches] for number in cuts]
     found = measure_in_turns(
         [*((package, batches) for package in packages), *((parts, pieces) for pieces in cut_up)],
-        options,
+        # Backpropagation hands on what it is: a gradient comes back through it.
+        [*(options for _ in packages), *(replace(options, packet="as_is") for _ in cut_up)],
         device=device,
         rounds=3 if options.compile == "none" else 1,  # each compiles again
     )

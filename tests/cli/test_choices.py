@@ -70,6 +70,7 @@ NAMED = (
     "recompute=blocks",
     "offload=disk",
     "offload_folder=here",
+    "packet=int8-stochastic",
     "matmul=high",
     "stall_timeout_s=7.0",
 )

@@ -71,6 +71,19 @@ def test_flops_are_a_mean_over_samples_and_memory_is_of_the_largest_batch(mode: 
         assert form_costs(experiment, two_stages).activation_bytes == kept[1][0] + max(kept[1][1:])
 
 
+def test_what_is_handed_on_counts_as_it_travels() -> None:
+    sent = {}
+    for packet in ("as_is", "bf16", "int8"):
+        engine = {**SMALL["engine"], "packet": packet}
+        model = {**SMALL["model"], "x_hid": 64, "y_hid": 64}
+        values = {**SMALL, "engine": engine, "model": model, "data": {"held_out": 0.97}}
+        config = load_config(TextConfig, values=values)
+        sent[packet] = form_costs(text_experiment(config), config).packet_bytes
+    # Beside features, of 64 numbers each, and label codes a byte for each place tells words from padding.
+    assert 0.5 < sent["bf16"] / sent["as_is"] < 0.51
+    assert 0.26 < sent["int8"] / sent["as_is"] < 0.27
+
+
 def test_counted_memory_is_all_that_training_holds_at_once() -> None:
     costs = FormCosts(1.0, 1.0, 1000, 200, 30, 4, 0.0)
     assert costs.memory_bytes == 1234

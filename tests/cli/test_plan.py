@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -211,8 +212,8 @@ def test_another_optimizer_and_precision_of_products_are_what_is_measured(
     monkeypatch.setattr("pipeal.run.plan_costs.MICRO_BATCHES", (2,))
     found: list[str] = []
 
-    def told(cases: Any, options: EngineOptions, **others: Any) -> list[tuple[LayerCost, ...]]:
-        with Pipeline([VirtualLayer(0, 0)], "cpu", options=options):
+    def told(cases: Any, options: Sequence[EngineOptions], **others: Any) -> list[tuple[LayerCost, ...]]:
+        with Pipeline([VirtualLayer(0, 0)], "cpu", options=options[0]):
             found.append(torch.get_float32_matmul_precision())
         return measure_in_turns(cases, options, **others)
 
@@ -224,6 +225,28 @@ def test_another_optimizer_and_precision_of_products_are_what_is_measured(
     code, _, _ = run_command(plan.command, capsys, "--devices", "2", *options, "--out", str(folder))
     assert (code, found, torch.get_float32_matmul_precision()) == (0, ["medium"], before)
     assert load_costs(folder / "costs.json").facts["matmul"] == "medium"
+
+
+def test_only_layers_that_train_themselves_are_planned_with_thin_packets(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through what blocks of backpropagation hand on, a gradient comes back."""
+    monkeypatch.setattr("pipeal.run.plan_costs.BATCHES", 2)
+    (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 40)
+    formats: list[str] = []
+
+    def told(cases: Any, options: Sequence[EngineOptions], **_: Any) -> list[tuple[LayerCost, ...]]:
+        formats.extend(own.packet for own in options)
+        return [(LayerCost(1.0, 2.0),) for _ in cases]
+
+    monkeypatch.setattr("pipeal.run.plan_costs.measure_in_turns", told)
+    own = [f"data.text={tmp_path / 'text.txt'}", "data.batch_size=10", "engine.packet=int8"]
+    options = [part for key in own for part in ("--set", key)]
+    folder = tmp_path / "plan"
+    arguments = ["--dataset", "text", "--model", "charlm", "--micro-batches", "4", *options, "--out", str(folder)]
+    code, _, _ = run_command(plan.command, capsys, *arguments)
+    assert (code, formats) == (0, ["int8", "as_is", "as_is"])
+    assert load_costs(folder / "costs.json").facts["packet"] == "int8"
 
 
 @pytest.mark.parametrize("own_s", [0.0, 5.0])

@@ -142,6 +142,10 @@ def test_a_named_run_may_be_executed_otherwise_but_not_be_another(tmp_path: Path
     other = replace(config, data=replace(config.data, vocab_size=99))
     with pytest.raises(ConfigError, match=r"its run has data.vocab_size 30000, this command 99; .*--resume never"):
         find_run(other, str(path))
+    # Of how it is executed, what decides the weights.
+    rounded = replace(config, engine=replace(config.engine, packet="int8"))
+    with pytest.raises(ConfigError, match=r"its run has engine.packet as_is, this command int8; .*--resume never"):
+        find_run(rounded, str(path))
     with pytest.raises(ConfigError, match="no run there; expected the folder of a run or checkpoint"):
         find_run(config, str(tmp_path / "nowhere"))
 

@@ -151,6 +151,7 @@ BP = "train.mode is bp"
         (["--schedule=sequential", "--devices=cpu"], []),
         (["--schedule=al-fm", "--mode=bp"], [f"engine.schedule al-fm: without effect, since {BP}"]),
         (["--set=engine.within_stage=stage", "--mode=bp"], [f"engine.within_stage stage: without effect, since {BP}"]),
+        (["--set=engine.packet=int8", "--mode=bp"], [f"engine.packet int8: without effect, since {BP}"]),
         (
             ["--mode=bp", "--set=train.lr.ae=1e-2", "--set=model.y_hid=8"],
             [

@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pipeal import AE, AL, ENC, ALPackage, Dropout, LabelAE
+from pipeal.core.options import PacketFormat
 from pipeal.core.rng import keyed
+from pipeal.core.thin import nearest, rounded
 from pipeal.engine import SCHEDULES, Schedule
 
 FEATURES, CLASSES, HEADS = 6, 3, 2
@@ -260,6 +262,7 @@ def train_by_hand(
     *,
     seed: int = 0,
     first_batch: int = 0,
+    packet: PacketFormat = "as_is",
 ) -> list[Tensor]:
     """The reference of law 1: layer by layer, in one thread. Returns the losses, one ``(batches, 2)`` a layer."""
     rows: list[list[Tensor]] = [[] for _ in package]
@@ -268,6 +271,8 @@ def train_by_hand(
         for number, layer in enumerate(package):
             with keyed(seed, number, batch, whole_default=True):
                 x, y = layer(x, y)
+            with keyed(seed, number, batch, 5):
+                x, y = rounded(x, packet), rounded(y, packet)
             found = layer.loss()
             if found is not None:
                 rows[number].append(torch.stack(found).float())
@@ -278,14 +283,14 @@ def train_by_hand(
 
 
 @torch.no_grad()
-def predictions_by_hand(package: ALPackage, x: Any) -> list[Tensor]:
-    """Evaluation along every exit, block by block."""
+def predictions_by_hand(package: ALPackage, x: Any, packet: PacketFormat = "as_is") -> list[Tensor]:
+    """Evaluation along every exit, block by block; what goes up from layer to layer is rounded, to the nearest."""
     package.eval()
     found = []
     for depth in range(1, len(package) + 1):
         value = x
-        for layer in package[:depth]:
-            value = layer.inference(value, "f")
+        for number, layer in enumerate(package[:depth]):
+            value = layer.inference(rounded(value, nearest(packet)) if number else value, "f")
         value = package[depth - 1].inference(value, "b")
         for layer in reversed(list(package[:depth])):
             value = layer.inference(value, "h")
@@ -293,11 +298,11 @@ def predictions_by_hand(package: ALPackage, x: Any) -> list[Tensor]:
     return found
 
 
-def reference(case: Case) -> Outcome:
+def reference(case: Case, packet: PacketFormat = "as_is") -> Outcome:
     """What every schedule must leave of ``case``."""
     package, batches = case.build(), case.batches()
-    losses = train_by_hand(package, batches, seed=case.seed)
-    return outcome(package, losses, predictions_by_hand(package, batches[0][0]))
+    losses = train_by_hand(package, batches, seed=case.seed, packet=packet)
+    return outcome(package, losses, predictions_by_hand(package, batches[0][0], packet))
 
 
 def cuts(layers: int, stages: int) -> Iterator[list[int]]:

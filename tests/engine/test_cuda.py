@@ -87,6 +87,16 @@ def test_what_is_computed_again_draws_the_same_on_a_gpu() -> None:
         assert same(found[1], wanted[1]), name
 
 
+@pytest.mark.parametrize("kind", ["bf16", "int8", "int8-stochastic"])
+def test_thin_packets_are_the_same_whatever_the_stages(kind: str) -> None:
+    wanted = trained(["cuda:0"], "sequential", packet=kind)
+    for stages in (2, 4):
+        found = trained(["cuda:0"] * stages, "pipelined", packet=kind)
+        assert same(found[0], wanted[0]), stages
+        assert same(found[1], wanted[1]), stages
+        assert torch.equal(found[2], wanted[2]), stages
+
+
 def activations_of(depth: int, order: str, **options: Any) -> int:
     """The most bytes that training takes beside weights and optimizer states, which are there after a first batch."""
     torch.manual_seed(0)

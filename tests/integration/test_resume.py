@@ -78,9 +78,10 @@ def run(command: click.Command, capsys: pytest.CaptureFixture[str], code: int, *
     "options",
     [
         ("--set=train.precision=fp32",),
+        ("--set=train.precision=fp32", "--set=engine.packet=int8-stochastic"),
         pytest.param(("--set=train.precision=fp16", "--set=model.embedding_updates=touched"), marks=NEEDS_FP16),
     ],
-    ids=["fp32", "fp16"],
+    ids=["fp32", "thin packets", "fp16"],
 )
 def test_updates_of_several_batches(
     options: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str], stopping: Stopping

@@ -173,6 +173,7 @@ class Guide:
                 self._parked[leg.trip] = tree, stage.device.mark_ready(tree)
             self._descend(replace(leg, depth=turn), stage, tree, turns_at=turn)
         if depth - 1 > numbers[-1]:
+            tree = stage.thin(tree)
             going = replace(leg, way="up", depth=depth, tree=tree, ready=stage.device.mark_ready(tree))
             self._up(going)
 

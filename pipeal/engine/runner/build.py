@@ -2,8 +2,8 @@
 
 ::
 
-    LayerRunner       says of what goes wrong around an action where it was
-      Watched         looks whether the losses are finite                   (Visited around it, with an offload)
+    LayerRunner       says of what goes wrong around an action where it was (Thinned within it, with thin packets,
+      Watched         looks whether the losses are finite                    Visited within that, with an offload)
         Accumulated   gradients of several batches, losses for the report     (Averaged, with replicas)
           Skip        leaves out a batch of which Watched says so             (on_non_finite="skip" or on_oom="split")
             Split     learns from parts where memory is short ─────────┐      (on_oom="split")
@@ -33,7 +33,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from pipeal.core.modules import module_of
-from pipeal.core.options import EngineOptions
+from pipeal.core.options import EngineOptions, PacketFormat
 from pipeal.core.protocols import TrainableLayer
 from pipeal.engine.devices import Device
 from pipeal.engine.runner.accumulation import Accumulated, Accumulation
@@ -50,6 +50,7 @@ from pipeal.engine.runner.offload import Visited
 from pipeal.engine.runner.recompute import Recomputed, parts_of
 from pipeal.engine.runner.skip import Skip
 from pipeal.engine.runner.split import Split
+from pipeal.engine.runner.thinned import Thinned
 from pipeal.engine.runner.timing import Timed
 from pipeal.engine.state.home import Home
 from pipeal.engine.trace import StageClock
@@ -66,6 +67,7 @@ class Shared:
         errors: Says where errors were.
         finite: Looks at their losses.
         seeds: The keys of their randomness.
+        last: The number of the model's last layer.
         losses: Their losses, for the report.
         splits: By layer, how many batches were learnt from in parts since the last report.
         offloaded: Where its layers are between their visits; None on the device.
@@ -78,6 +80,7 @@ class Shared:
     errors: ErrorContext
     finite: FiniteWatch
     seeds: Seeds
+    last: int
     losses: LossLog = field(default_factory=LossLog)
     splits: Counter[int] = field(default_factory=Counter)
     offloaded: Home | None = None
@@ -149,9 +152,14 @@ class LayerRunner(Explained):
         return GATE.shared(self._shared.abandoned)
 
     def _watched(self, index: int, inner: Runner) -> Runner:
-        watched = Watched(inner, index, module_of(self.layer), self._shared.finite)
-        home = self._shared.offloaded
-        return watched if home is None else Visited(watched, index, home, self.beside)
+        shared = self._shared
+        found: Runner = Watched(inner, index, module_of(self.layer), shared.finite)
+        if shared.offloaded is not None:
+            found = Visited(found, index, shared.offloaded, self.beside)
+        if shared.options.packet == "as_is":
+            return found
+        kind: PacketFormat = "as_is" if index == shared.last else shared.options.packet
+        return Thinned(found, index, kind, shared.seeds, shared.errors, shared.device, shared.clock, self.beside)
 
 
 _AT_ONCE = nullcontext()

@@ -13,6 +13,8 @@ from pipeal.engine.schedule import Action
 
 _WHOLE = {Action.FORWARD: (), Action.BACKWARD: (1,), Action.UPDATE: (2,)}
 _PART = {Action.FORWARD: 3, Action.BACKWARD: 4}
+ROUNDING = 5
+"""The last part of the key by which what a layer hands on is rounded: (seed, layer, batch, this)."""
 
 
 @dataclass

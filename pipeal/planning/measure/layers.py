@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from pipeal.core.errors import PlacementError
 from pipeal.core.modules import layers_of, module_of
-from pipeal.core.options import DEFAULTS, EngineOptions
+from pipeal.core.options import DEFAULTS, EngineOptions, PacketFormat
 from pipeal.core.protocols import TrainableLayer
 from pipeal.core.samples import pair_of
+from pipeal.core.thin import nearest, thin
 from pipeal.core.tree import Tree, tensors
 from pipeal.engine.pipeline import Pipeline
 from pipeal.engine.schedule import Action
@@ -62,24 +63,28 @@ def measure(
 
 def measure_in_turns(
     cases: Sequence[tuple[nn.Module | Iterable[TrainableLayer], Sequence[Any]]],
-    options: EngineOptions = DEFAULTS,
+    options: EngineOptions | Sequence[EngineOptions] = DEFAULTS,
     *,
     device: str = "cpu",
     rounds: int = 3,
 ) -> list[tuple[LayerCost, ...]]:
-    """As :func:`measure`, of models, each with its batches, that are to be compared: in each round all come in turn."""
+    """As :func:`measure`, of models, each with its batches, that are to be compared: in each round all come in turn.
+
+    The options are those of all, or of each in turn.
+    """
+    each = [options] * len(cases) if isinstance(options, EngineOptions) else options
     copies = {id(model): deepcopy(layers_of(model)) for model, _ in cases}
     spent: list[list[list[dict[Action, float]]]] = [[] for _ in cases]
     for _ in range(max(1, rounds)):
-        for (model, batches), found in zip(cases, spent, strict=True):
-            found.append(layer_costs(copies[id(model)], batches, options, device=device))
+        for (model, batches), own, found in zip(cases, each, spent, strict=True):
+            found.append(layer_costs(copies[id(model)], batches, own, device=device))
     costs = []
-    for (model, batches), found in zip(cases, spent, strict=True):
+    for (model, batches), own, found in zip(cases, each, spent, strict=True):
         sizes = [_bytes_of(pair_of(batch)) for batch in batches]
         largest = batches[sizes.index(max(sizes))]
         mean = fmean(sizes[WARM_UP:]) / max(1, *sizes)
-        counted = count_bytes(copies[id(model)], largest, options, device)
-        costs.append(tuple(_with_means(cost, mean, [own[n] for own in found]) for n, cost in enumerate(counted)))
+        counted = count_bytes(copies[id(model)], largest, own, device)
+        costs.append(tuple(_with_means(cost, mean, [one[n] for one in found]) for n, cost in enumerate(counted)))
     return costs
 
 
@@ -175,7 +180,7 @@ def count_bytes(
         Pipeline(
             layers, [device], "sequential", options=replace(_measurable(options), compile="none", recompute="none")
         ) as pipe,
-        _watching(layers) as watched,
+        _watching(layers, nearest(options.packet)) as watched,
     ):
         pipe.run([batch])
     costs = []
@@ -208,8 +213,8 @@ class _Call:
 
 
 @contextmanager
-def _watching(layers: Sequence[TrainableLayer]) -> Iterator[list[list[_Call]]]:
-    """For each layer, its forwards: several where memory does not suffice for one."""
+def _watching(layers: Sequence[TrainableLayer], packet: PacketFormat) -> Iterator[list[list[_Call]]]:
+    """For each layer, its forwards: several where memory does not suffice for one. What goes counts as it travels."""
     found: list[list[_Call]] = [[] for _ in layers]
     at_work: list[_Call] = []
 
@@ -234,7 +239,7 @@ def _watching(layers: Sequence[TrainableLayer]) -> Iterator[list[list[_Call]]]:
                 if output is not None:  # now: offloaded weights will be elsewhere
                     for own in chain(module.parameters(), module.buffers()):
                         call.kept.pop(own.untyped_storage().data_ptr(), None)
-                call.ended, call.sent_bytes = output is not None, _bytes_of(output)
+                call.ended, call.sent_bytes = output is not None, _bytes_of(thin(output, packet))
 
             hooks.callback(module.register_forward_pre_hook(enter).remove)
             hooks.callback(module.register_forward_hook(leave, always_call=True).remove)  # one that fails gives None

@@ -17,6 +17,7 @@ from pipeal.core.host_memory import give_freed_memory_back
 from pipeal.core.modules import module_of
 from pipeal.core.options import EngineOptions
 from pipeal.core.protocols import TrainableLayer
+from pipeal.core.thin import nearest, rounded
 from pipeal.core.tree import Tree, map_tensors, move
 from pipeal.engine.devices import Device, open_device, parse_device
 from pipeal.engine.pipeline import Pipeline
@@ -43,7 +44,7 @@ def measure_blocks(
     Args:
         layers: Of a model, in order, or the blocks of :func:`pipeal.methods.bp_parts.bp_parts`.
         batches: Each ``(x, y)``.
-        options: Of which the precision counts.
+        options: Of which the precision and the format of packets count.
         device: Where.
         end_to_end: Whether they stand for a network with one backward: what a block hands on is then held by graphs
             alone when it goes backward. Otherwise the next layer has it.
@@ -166,6 +167,7 @@ def _train(
         kept.update(bytes_by_place(tensor))
         return tensor.detach()  # itself would be a circle, of an output and its graph
 
+    packet = "as_is" if end_to_end else nearest(options.packet)
     x, y = _copy(batch)  # which nothing else holds
     for layer in layers:
         came = bytes_by_place((x, y))
@@ -176,7 +178,7 @@ def _train(
         kept.clear()
         spaces = _Workspaces()
         with during("forward", Action.FORWARD), saved_tensors_hooks(keep, spaces.unpack if paged else Tensor.detach):
-            out = layer(x, y)
+            out = rounded(layer(x, y), packet)  # on one device the next layer has it at once, in its full size
         goes = {place: size for place, size in bytes_by_place(out).items() if place not in came}
         untouched = sum(untouched_bytes(*each) for each in kept.items()) if paged else 0
         comes_kept, goes_kept = (sum(size for place, size in each.items() if place in kept) for each in (came, goes))

@@ -1,0 +1,143 @@
+"""A stage's own snapshots: written on a thread of their own while it works, and told to the stage before once they are
+on the disk."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from time import time
+from typing import Any
+
+from pipeal.core.errors import DataError, PipealError, UntidyError
+from pipeal.engine.state.layer_state import State
+from pipeal.reporting.environment import environment
+from pipeal.training.checkpoint.store import Checkpoint, CheckpointStore
+
+_log = logging.getLogger(__name__)
+
+
+class Snapshots:
+    """Those of one stage. Used with ``with``.
+
+    Args:
+        folder: Where they are.
+        line: The line's name.
+        stage: The stage's number.
+
+    Attributes:
+        saved: The items that the last one of this process covers; None for none yet.
+        saved_at: When it was written, in seconds of Unix time.
+    """
+
+    def __init__(self, folder: Path, line: str, stage: int) -> None:
+        self.saved: int | None = None
+        self.saved_at: float | None = None
+        self._of = {"line": line, "stage": stage}
+        self._store = CheckpointStore(folder, keep=2)
+        self._writing: _Writing | None = None
+
+    def __enter__(self) -> Snapshots:
+        self._store.claim()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if self._writing is not None:
+            self._writing.join()
+        self._store.close()
+
+    def newest(self) -> Checkpoint | None:
+        """The newest that is as it was written; says so where it is of another machine.
+
+        Raises:
+            DataError: It is of another line, or of another stage.
+        """
+        found = self._store.newest(_log.warning)
+        if found is None:
+            return None
+        if (of := {key: found.state.get(key) for key in self._of}) != self._of:
+            raise DataError(
+                f"{found.path} is of stage {of['stage']} of the line {of['line']}, not of stage {self._of['stage']} of "
+                f"{self._of['line']}; name another --folder"
+            )
+        now = _rounding()
+        for key, value in found.state["environment"].items():
+            if now.get(key) != value:
+                _log.warning(f"the snapshot was written with {key} {value}, here it is {now.get(key)}: bits may differ")
+        return found
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether one is being written."""
+        return self._writing is not None and self._writing.is_alive()
+
+    def save(
+        self,
+        items: int,
+        layers: Mapping[int, State],
+        state: Mapping[str, Any],
+        counted: Mapping[str, Any],
+        then: Callable[[int], None],
+    ) -> None:
+        """Has one written, after the one before.
+
+        Args:
+            items: How many are behind the stage.
+            layers: What its layers have learnt.
+            state: What else there is, as JSON.
+            counted: Likewise, with tensors.
+            then: Called with ``items``, on the thread that writes, once it is on the disk.
+        """
+        self.settle()
+        body = {**self._of, **state, "environment": _rounding()}
+
+        def write() -> None:
+            untidy: UntidyError | None = None
+            try:
+                self._store.save(items, layers, {"item": items}, body, epoch=counted)
+            except UntidyError as error:  # it is written, but an older one could not be removed
+                untidy = error
+            self.saved, self.saved_at = items, time()
+            then(items)
+            if untidy is not None:
+                raise untidy
+
+        self._writing = _Writing(write)
+        self._writing.start()
+
+    def settle(self, *, must: bool = False) -> None:
+        """Waits for the one that is being written. Where the system refused it, that is logged: a later one may do.
+
+        Raises:
+            DataError: It was refused, and ``must`` be.
+            Exception: Whatever else went wrong.
+        """
+        if self._writing is None:
+            return
+        ended, self._writing = self._writing, None
+        ended.join()
+        if ended.failure is None:
+            return
+        if must or not isinstance(ended.failure, PipealError):
+            raise ended.failure
+        _log.warning(f"{ended.failure}; the snapshot before it stands")
+
+
+class _Writing(threading.Thread):
+    def __init__(self, write: Callable[[], None]) -> None:
+        super().__init__(name="pipeal-line-snapshot", daemon=True)
+        self.failure: BaseException | None = None
+        self._write = write
+
+    def run(self) -> None:
+        try:
+            self._write()
+        except BaseException as error:  # noqa: BLE001  told by who waits for it
+            self.failure = error
+
+
+def _rounding() -> dict[str, Any]:
+    """What decides how a machine rounds."""
+    found = environment()
+    return {key: found[key] for key in ("pipeal", "torch", "cpu", "cpu_capability", "gpus") if key in found}
