@@ -6,6 +6,8 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -33,10 +35,11 @@ class Killed(BaseException):
 def new_line(folder: Path, dataset: str, model: str, stages: int, *settings: str, **fields: Any) -> Path:
     """Makes a line on ports of this machine, with a configuration, and with fields of its file; returns the file."""
     addresses = tuple(f"127.0.0.1:{port}" for port in free_ports(stages - 1))
-    init(
-        dataset=dataset, model=model, preset=fields.pop("preset", None), addresses=addresses, config_file=None,
-        overrides=settings, out=str(folder),
-    )  # fmt: skip
+    with redirect_stdout(StringIO()):
+        init(
+            dataset=dataset, model=model, preset=fields.pop("preset", None), addresses=addresses, config_file=None,
+            overrides=settings, out=str(folder),
+        )  # fmt: skip
     path = folder / "line.yaml"
     content = document.parse(path.read_text(), source=str(path))
     path.write_text(document.dump({**content, **fields}))
@@ -66,7 +69,7 @@ class Mortal(StageRun):
     def __init__(self, *arguments: Any, reached: Callable[[int, str], None], **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.reached = reached
-        save = self._store.save
+        save = self._snapshots._store.save
 
         def saved(*given: Any, **more: Any) -> Path:
             reached(self.number, "before a snapshot")
@@ -74,7 +77,7 @@ class Mortal(StageRun):
             reached(self.number, "after a snapshot")
             return path
 
-        self._store.save = saved  # type: ignore[method-assign]
+        self._snapshots._store.save = saved  # type: ignore[method-assign]
 
     def _step(self, items: Any) -> None:
         super()._step(items)
@@ -165,6 +168,7 @@ def run_alone(path: Path, folder: Path) -> Path:
     name = line.config["model"]["name"]
     assert line.kind in KINDS
     arguments = [line.config["dataset"], name, f"--config={config}", "--devices=cpu", f"--out={folder / 'runs'}"]
+    arguments.append("--set=engine.sizes=null")  # those of a line's stages
     with pytest.raises(SystemExit) as end:
         entry.run(command, arguments)
     assert not end.value.code

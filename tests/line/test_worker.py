@@ -34,7 +34,7 @@ def items_of_stage_0(line: Path, count: int) -> list[Item]:
 
 
 def test_items_that_do_not_belong_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    line = text_line(tmp_path, "lstm", 2, "engine.sizes=[1,2]")
+    line = text_line(tmp_path, "lstm", 2, "engine.sizes=[1,3]")
     begin, first, second = items_of_stage_0(line, 3)
     run = StageRun(read_line(line), 1, place_of(line, 1), StopRequest())
     with run._open:
@@ -57,7 +57,7 @@ def test_items_that_do_not_belong_there(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_files_that_lead_elsewhere_are_refused(tmp_path: Path) -> None:
     """On another machine's word the last stage writes files, but none outside of its folder."""
-    line = text_line(tmp_path, "lstm", 2, "engine.sizes=[1,2]")
+    line = text_line(tmp_path, "lstm", 2, "engine.sizes=[1,3]")
     (begin,) = items_of_stage_0(line, 1)
     for name in ("../elsewhere", "/tmp/elsewhere", ".hidden", "a/b", ".."):
         run = StageRun(read_line(line), 1, place_of(line, 1), StopRequest())
