@@ -175,7 +175,8 @@ class End(threading.Thread, ABC):
             self.send(words)
         if self._stopping is not None and self.connected and not self._told.is_set():
             self.send(["stop", self._stopping])
-            self._told.set()
+            if self.connected:  # or it has gone just now, and is told when it comes
+                self._told.set()
 
     @abstractmethod
     def send(self, words: list[Any]) -> None:

@@ -120,6 +120,9 @@ class StageRun:
         with self._open:
             self._open.enter_context(self._snapshots)
             if (why := self._failures.stopped_by) is not None:
+                saved = self._snapshots.newest()
+                # No more is said to be saved, and no item asked for that the stage before may have let go.
+                self._done = 0 if saved is None else saved.position["item"]
                 self._stop_line(why)
                 raise LineError(f"{why}; once its cause is mended, start every stage with --again")
             saved = self._snapshots.newest()

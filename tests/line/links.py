@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from time import monotonic, sleep
 from typing import Any
@@ -112,6 +114,70 @@ class Link:
 def link(**options: Any) -> Iterator[Link]:
     """A link, of which nothing stays."""
     made = Link(**options)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+class Relay:
+    """A cable between the ends of a link, which can be cut; what comes then goes through another one.
+
+    Attributes:
+        to: The port that it leads to.
+        port: Where it is entered.
+    """
+
+    def __init__(self, to: int) -> None:
+        self.to = to
+        self._entry = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._entry.getsockname()[1])
+        self._open: list[socket.socket] = []
+        self._lock = threading.Lock()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def cut(self) -> None:
+        """Ends all connections."""
+        with self._lock:
+            for one in self._open:
+                with suppress(OSError):
+                    one.shutdown(socket.SHUT_RDWR)
+            self._open.clear()
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._entry.shutdown(socket.SHUT_RDWR)
+        self._entry.close()
+        self.cut()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                near, _ = self._entry.accept()
+                far = socket.create_connection(("127.0.0.1", self.to))
+            except ConnectionRefusedError:
+                near.close()
+                continue
+            except OSError:
+                return
+            with self._lock:
+                self._open += [near, far]
+            for one, other in ((near, far), (far, near)):
+                threading.Thread(target=_pump, args=(one, other), daemon=True).start()
+
+
+def _pump(one: socket.socket, other: socket.socket) -> None:
+    with suppress(OSError):
+        while content := one.recv(1 << 16):
+            other.sendall(content)
+    with suppress(OSError):
+        other.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def relay(to: int) -> Iterator[Relay]:
+    """A cable to a port."""
+    made = Relay(to)
     try:
         yield made
     finally:

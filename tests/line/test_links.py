@@ -11,7 +11,7 @@ from pipeal.core.errors import ConfigError, DataError, LineError
 from pipeal.line.incoming import Incoming
 from pipeal.line.items import Packed
 from pipeal.line.retained import Retained
-from tests.line.links import LONG_S, batch, link, taken, until
+from tests.line.links import LONG_S, batch, link, relay, taken, until
 
 
 def numbers(begin: int, end: int) -> list[tuple[int, int]]:
@@ -173,6 +173,19 @@ def test_a_stop_passes_in_both_directions(forward: bool) -> None:
                 receiver.take(0.0)
 
 
+@pytest.mark.parametrize("forward", [True, False])
+def test_a_stop_reaches_a_neighbour_that_comes_later(forward: bool) -> None:
+    """It was said to nobody, and never again."""
+    with link() as one:
+        teller = one.send() if forward else one.receive()
+        teller.stop("why")
+        assert not teller.await_told(0.3)
+        hearer = one.receive() if forward else one.send()
+        assert teller.await_told(LONG_S)
+        until(lambda: hearer.failure is not None)
+        assert isinstance(hearer.failure, LineError)
+
+
 def test_what_was_said_last_arrives_although_the_end_is_closed_at_once() -> None:
     with link() as one:
         sender, receiver = one.send(), one.receive()
@@ -216,17 +229,22 @@ def test_a_second_process_that_speaks_as_the_same_stage_ends_the_first(said: lis
 
 
 def test_a_connection_that_breaks_and_comes_back_ends_nothing() -> None:
-    """That a process has made anew is not one of another process."""
-    with link() as one:
-        sender, receiver = one.send(), one.receive()
-        until(lambda: sender.connected)
-        for number in range(30):
-            one.retained.add(batch(number))
+    """What a cut cable does, at any byte. A connection that a process has made anew is not one of another process."""
+    with link() as one, relay(one.port) as cable:
+        one.port = cable.port
+        sender = one.send()
+        one.port = cable.to
+        receiver = one.receive()
+        for number in range(60):
+            one.retained.add(batch(number, 2000))
             sender.tell()
             if number % 10 == 9:
-                assert taken(receiver, 10) == numbers(number - 9, number + 1)
-                sender._socket.disconnect(f"tcp://{one.address}")
-                sender._socket.connect(f"tcp://{one.address}")
+                cable.cut()
+        assert taken(receiver, 60) == numbers(0, 60)
+        cable.cut()
+        until(lambda: not sender.connected)
+        receiver.tell_saved(60)  # said to nobody, and again when there is a connection
+        until(lambda: one.retained.first == 60)
         assert sender.failure is None
 
 

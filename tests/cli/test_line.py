@@ -1,0 +1,311 @@
+"""The commands of a line as a user meets them: what is made, one line for each mistake, and how a line is stopped."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeal.cli.line import command
+from pipeal.config import document
+from pipeal.core.errors import Interrupted, LineError
+from pipeal.core.lock import FileLock
+from pipeal.line import commands
+from pipeal.line.incoming import Incoming
+from pipeal.line.items import Item
+from pipeal.line.line_file import key_path, keys_of, read_line
+from pipeal.line.worker import StageWorker
+from pipeal.training.checkpoint.store import CheckpointStore
+from tests.cli.running import run_command, told_one_line
+from tests.integration.test_resume import assert_same
+from tests.line.lines import Killed, place_of, run_alone, run_line
+from tests.line.test_line_exactness import text_line
+
+pytestmark = [pytest.mark.usefixtures("one_thread")]
+
+
+def ran(line: Path, stage: int, capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, str, str]:
+    return run_command(command, capsys, "run", str(line), "--stage", str(stage), *options)
+
+
+def test_a_line_is_made_and_says_what_goes_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "line"
+    code, out, err = run_command(
+        command, capsys, "init", "--dataset=toynews", "--model=lstm", "--stage=a:4001", "--stage=b:4002", "--epochs=3",
+        "--method=greedy", f"--out={folder}",
+    )  # fmt: skip
+    assert code == 0, err
+    line = read_line(folder / "line.yaml")
+    assert (line.kind, line.config["train"]["epochs"], line.config["train"]["mode"]) == ("text", 3, "greedy")
+    assert (
+        f"stage 2: {folder / 'line.yaml'} and {folder / 'stage-2.key'} to its machine, which listens at b:4002" in out
+    )
+    assert sorted(path.name for path in folder.iterdir()) == ["line.yaml", "stage-0.key", "stage-1.key", "stage-2.key"]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--method=bp"], "train.mode: found bp; expected a method of"),
+        (["--method=compare"], "train.mode: found compare; expected a method of"),
+        (["--set=train.repeat=2"], "train.repeat: found 2, which a line does not do"),
+        (["--set=engine.replicas=2"], "engine.replicas: found 2, which a line does not do"),
+        (["--set=train.on_non_finite=stop-and-rewind"], "no stage of a line goes back for another"),
+        (["--stage=a"], "found 'a', expected HOST:PORT"),
+        (["--model=nosuch"], "unknown model 'nosuch'"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_what_a_line_cannot_do_is_refused_and_nothing_is_written(
+    options: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "line"
+    given = ["init", "--dataset=toynews", "--model=lstm", "--stage=a:4001", f"--out={folder}", *options]
+    told_one_line(told, *run_command(command, capsys, *given))
+    assert not folder.exists()
+
+
+def test_more_stages_than_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = text_line(tmp_path, "lstm", 9)
+    told_one_line(r"the line has 9 stages, the model \d layers; make a line of at most", *ran(line, 0, capsys))
+
+
+def test_an_unknown_stage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = text_line(tmp_path, "lstm", 2)
+    told_one_line("--stage: found 2, but the line has the stages 0 to 1", *ran(line, 2, capsys))
+
+
+def test_an_unknown_kind_of_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = text_line(tmp_path, "lstm", 2, kind="sound")
+    told_one_line(r"line\.yaml: kind: found 'sound', expected one of ", *ran(line, 0, capsys))
+
+
+def test_a_line_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told_one_line(
+        r"line\.yaml: cannot be read: .*; pipeal line init makes one", *ran(tmp_path / "line.yaml", 0, capsys)
+    )
+
+
+def test_a_key_of_another_stage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = text_line(tmp_path, "lstm", 3)
+    key = f"--key={key_path(tmp_path, 0)}"
+    told_one_line("it is not the key of stage 1 of this line", *ran(line, 1, capsys, key))
+
+
+def test_the_same_stage_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = text_line(tmp_path, "lstm", 2)
+    folder = place_of(line, 1).folder
+    folder.mkdir()
+    lock = FileLock.take(folder / ".lock")
+    assert lock is not None
+    try:
+        told_one_line("another process runs this stage; end it, or name another --folder", *ran(line, 1, capsys))
+    finally:
+        lock.release()
+
+
+def test_a_port_in_use_however_often_stops_no_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """At the second try, while the process before was still ending, the whole line was stopped."""
+    line = text_line(tmp_path, "lstm", 2)
+    found, place = read_line(line), place_of(line, 1)
+    address = found.stages[1].address
+    assert address is not None
+    other = Incoming(1, address, keys_of(found, place.key, 1, 0), found.line, 0, largest_bytes=1, room_bytes=1)
+    try:
+        for _ in range(3):
+            told_one_line("the port is in use; end what listens there", *ran(line, 1, capsys))
+    finally:
+        other.close(0)
+    assert not (place.folder / "failure.json").exists()
+
+
+def trained(tmp_path: Path) -> Path:
+    line = text_line(tmp_path, "lstm", 2, "train.epochs=1")
+    run_line(line)
+    return line
+
+
+def test_snapshots_of_another_stage_or_line_and_other_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = trained(tmp_path)
+    folders = [place_of(line, stage).folder for stage in (0, 1)]
+    other = f"--folder={folders[0]}"
+    told_one_line(
+        "is of stage 0 of the line .*, not of stage 1 of .*; name another --folder", *ran(line, 1, capsys, other)
+    )
+    content = document.parse(line.read_text(), source="")
+    line.write_text(document.dump({**content, "line": "another"}))
+    told_one_line("is of stage 1 of the line .*, not of stage 1 of another; name another", *ran(line, 1, capsys))
+    line.write_text(document.dump(content))
+    rows = tmp_path / "data" / "ag_news_csv" / "train.csv"
+    rows.write_text(rows.read_text() + '"1","more","more words than before"\n')
+    told_one_line(r"the data has .* but had .* when the line began; put the data back", *ran(line, 0, capsys))
+    assert not list(tmp_path.glob("stage-*/failure.json"))
+
+
+def test_how_a_line_stands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = trained(tmp_path)
+    code, out, _ = run_command(command, capsys, "status", str(place_of(line, 1).folder))
+    assert code == 0
+    assert out.count("finished") >= 1
+    assert "the line" in out
+    told_one_line("name the folder of a stage", *run_command(command, capsys, "status", str(tmp_path / "nowhere")))
+
+
+def supervised(line: Path, attempts: int, **options: Any) -> list[list[BaseException]]:
+    """Runs all stages by their command, each again when it fails; by stage, what it failed with, in order."""
+    stages = len(read_line(line).stages)
+    failures: list[list[BaseException]] = [[] for _ in range(stages)]
+
+    def live(stage: int) -> None:
+        while len(failures[stage]) < attempts:
+            try:
+                given: dict[str, Any] = {"key": None, "folder": None, "run_folder": None, "again": False, **options}
+                commands.run(file=str(line), stage=stage, **given)
+                return
+            except LineError as error:
+                failures[stage].append(error)
+                return
+            except BaseException as error:  # noqa: BLE001  what the test looks at
+                failures[stage].append(error)
+
+    threads = [threading.Thread(target=live, args=(stage,), daemon=True) for stage in range(stages)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(600)
+        assert not thread.is_alive()
+    return failures
+
+
+@pytest.mark.parametrize("stage", [1, pytest.param(0, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
+def test_an_error_that_comes_twice_at_the_same_item_stops_the_line_until_it_is_mended(
+    stage: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The word that stops was said before there was a connection, and never arrived; and by it the stage before was
+    told that all this one had seen was saved."""
+    line = text_line(tmp_path, "transformer", 3, "train.epochs=1", "engine.sizes=[1,1,2]", snapshot_s=0.05)
+    learn, layer = StageWorker._learn, [0, 1, 2][stage]
+
+    def failing(worker: StageWorker, item: Item) -> None:
+        if item.facts["batch"] == 7 and worker._stage.layers[0][0] == layer:
+            raise ZeroDivisionError("one half of a bug")
+        learn(worker, item)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StageWorker, "_learn", failing)
+        failures = supervised(line, attempts=5)
+    why = f"stage {stage} failed: ZeroDivisionError: one half of a bug"
+    assert [type(error) for error in failures[stage]] == [ZeroDivisionError, ZeroDivisionError, LineError]
+    for other in {0, 1, 2} - {stage}:
+        assert [(type(error), str(error)) for error in failures[other]] == [(LineError, why)]
+    again = "; once its cause is mended, start every stage with --again"
+    assert [[str(error) for error in found] for found in supervised(line, attempts=1)] == [[why + again]] * 3
+    assert supervised(line, attempts=1, again=True) == [[], [], []]
+    monkeypatch.undo()
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert_same(tmp_path / "run", run_alone(line, tmp_path / "alone"))
+
+
+def test_a_neighbour_that_was_away_when_the_line_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It hears it when the stage that stopped is started once more. Symptom: it was told instead that this stage had
+    lost its snapshots, since that asked for the first item of all."""
+    line = text_line(tmp_path, "lstm", 2, "train.epochs=1", snapshot_s=0.02)
+    learn = StageWorker._learn
+
+    def failing(worker: StageWorker, item: Item) -> None:
+        if worker._top is not None and item.facts["batch"] == 9:
+            raise ZeroDivisionError("a bug")
+        learn(worker, item)
+
+    monkeypatch.setattr(StageWorker, "_learn", failing)
+    supervised(line, attempts=5)
+    (place_of(line, 0).folder / "failure.json").unlink()  # as if it had been away, and were back
+    failures = supervised(line, attempts=1)
+    assert [type(found[0]) for found in failures] == [LineError, LineError]
+    assert str(failures[0][0]) == "stage 1 failed: ZeroDivisionError: a bug"
+
+
+def test_errors_at_different_items_stop_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = text_line(tmp_path, "lstm", 2, "train.epochs=1", snapshot_s=0.02)
+    learn, left = StageWorker._learn, [3, 5, 8]
+
+    def failing(worker: StageWorker, item: Item) -> None:
+        if worker._top is not None and left and item.facts["batch"] == left[0]:
+            left.pop(0)
+            raise ZeroDivisionError("now and then")
+        learn(worker, item)
+
+    monkeypatch.setattr(StageWorker, "_learn", failing)
+    failures = supervised(line, attempts=9)
+    assert [len(found) for found in failures] == [0, 3]
+    assert not list(tmp_path.glob("stage-*/failure.json")), "what came to its end has no failure"
+
+
+def test_a_neighbour_that_stays_away_for_longer_than_the_line_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = text_line(tmp_path, "lstm", 2, wait_s=0.5)
+    code, _, err = ran(line, 1, capsys)
+    assert code == 1
+    assert err.splitlines()[-1] == "pipeal: stage 0 was away for 0.5 s (wait_s); start it, and this one again"
+    code, _, err = ran(line, 0, capsys)
+    assert code == 1
+    assert err.splitlines()[-1].startswith("pipeal: stage 1 was away for 0.5 s (wait_s)")
+
+
+def test_a_stage_that_lost_its_folder_is_told_of(tmp_path: Path) -> None:
+    """Of the stage before, in one line; it is the one that knows."""
+    line = text_line(tmp_path, "lstm", 2, "train.epochs=1", snapshot_s=0.02)
+    seen: list[int] = []
+
+    def reached(stage: int, where: str) -> None:
+        if (stage, where) == (1, "after a snapshot"):
+            seen.append(1)
+            if len(seen) == 3:
+                raise Killed
+        if stage == 1 and len(seen) == 3:
+            seen.append(1)
+            shutil.rmtree(place_of(line, 1).folder / "snapshots")
+            raise Killed
+
+    with pytest.raises(Exception, match=r"it has lost its snapshots|interrupted") as error:
+        run_line(line, reached)
+    assert not isinstance(error.value, Interrupted)
+
+
+def test_snapshots_that_cannot_be_written_are_told_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
+) -> None:
+    """A disk that is full for a while."""
+    line = text_line(tmp_path, "lstm", 2, "train.epochs=1", snapshot_s=0.02)
+    from pipeal.training.checkpoint import store as module
+
+    write, failed = module.write_layer, []
+
+    def full(path: Path, layer: Any) -> tuple[int, int]:
+        if len(failed) < 4 and "stage-" in str(path):
+            failed.append(path)
+            raise OSError(28, "No space left on device")
+        return write(path, layer)
+
+    monkeypatch.setattr(module, "write_layer", full)
+    run_line(line)
+    assert len(failed) == 4
+    told = [line for line in said if "No space left on device" in line]
+    assert len(told) == 4
+    assert all("; the snapshot before it stands" in line and "\n" not in line for line in told)
+    monkeypatch.undo()
+    assert CheckpointStore(place_of(line, 0).folder / "snapshots").newest(print) is not None
+    assert_same(tmp_path / "run", run_alone(line, tmp_path / "alone"))
+
+
+def test_a_failure_that_is_none_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = text_line(tmp_path, "lstm", 2)
+    folder = place_of(line, 1).folder
+    folder.mkdir()
+    (folder / "failure.json").write_text(json.dumps(["x"]))
+    told_one_line(r"failure\.json: .*; remove it", *ran(line, 1, capsys))

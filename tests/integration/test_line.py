@@ -1,0 +1,168 @@
+"""A line as users run it: a process for each stage, ended by signals and by ``kill -9``, and taken up again."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from pipeal.line.line_file import read_line
+from pipeal.line.status import STATUS_FILE
+from tests.integration.processes import Started, started, until
+from tests.integration.test_resume import assert_same
+from tests.line.lines import new_line, place_of, run_alone
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cheap_runs", "one_thread")]
+
+COMMAND = (sys.executable, "-c", "from pipeal.cli.main import main; main()", "line", "run")
+TEXT = (
+    "model.embedding_dim=12", "model.n_heads=2", "model.x_hid=8", "model.y_hid=8", "data.batching.budget_tokens=512",
+    "train.precision=fp32", "train.epochs=3", "engine.threads=1",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _heeded() -> Iterator[None]:
+    """What is started from a shell's background job would ignore SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+class Stages:
+    """The processes of a line.
+
+    Args:
+        path: Of the line's file.
+        stack: Ends them, whatever happens.
+    """
+
+    def __init__(self, path: Path, stack: ExitStack) -> None:
+        self.path = path
+        self.count = len(read_line(path).stages)
+        self.lives = [0] * self.count
+        self._stack = stack
+        self._running: dict[int, Started] = {}
+
+    def start(self, stage: int) -> None:
+        self.lives[stage] += 1
+        log = self.path.parent / f"said-{stage}-{self.lives[stage]}.txt"
+        command = [*COMMAND, str(self.path), "--stage", str(stage)]
+        self._running[stage] = self._stack.enter_context(started(command, log))
+
+    def snapshot(self, stage: int) -> int:
+        """How many items the newest snapshot of a stage covers; -1 without one."""
+        folder = place_of(self.path, stage).folder / "snapshots"
+        numbers = [-1]
+        with suppress(OSError):
+            numbers += [int(path.name.removeprefix("step-")) for path in folder.glob("step-*")]
+        return max(numbers)
+
+    def has_begun(self, stage: int) -> bool:
+        """Whether this life of a stage works: its process has written how it stands."""
+        path = place_of(self.path, stage).folder / STATUS_FILE
+        with suppress(OSError, ValueError):
+            own = json.loads(path.read_text())["stages"][str(stage)]
+            return bool(own["items"])
+        return False
+
+    def signal(self, stage: int, number: signal.Signals, code: int) -> str:
+        """Sends a signal, waits for the end, and looks at the exit code; what was said."""
+        run = self._running.pop(stage)
+        os.kill(run.process.pid, number)
+        assert run.end() == code, run.said()
+        return run.said()
+
+    def kill(self, *stages: int) -> None:
+        """Of several at once none lives to see another one's end."""
+        runs = [self._running.pop(stage) for stage in stages]
+        for run in runs:
+            os.kill(run.process.pid, signal.SIGKILL)
+        for run in runs:
+            assert run.end() == -signal.SIGKILL
+
+    def await_snapshots(self, stages: Sequence[int]) -> None:
+        """Waits until each of them has saved since now."""
+        before = {stage: self.snapshot(stage) for stage in stages}
+        assert all(map(self.lives_on, stages)), "the line must not come to its end before"
+        until(lambda: all(self.snapshot(stage) > before[stage] for stage in stages))
+
+    def lives_on(self, stage: int) -> bool:
+        return self._running[stage].process.poll() is None
+
+    def end(self) -> None:
+        """Waits for all of them, and expects that they have done all."""
+        for stage, run in sorted(self._running.items()):
+            assert run.end() == 0, (stage, run.said())
+
+
+@contextmanager
+def stages_of(path: Path) -> Iterator[Stages]:
+    with ExitStack() as stack:
+        yield Stages(path, stack)
+
+
+def test_six_times_kill_9_and_stages_that_start_in_any_order(tmp_path: Path) -> None:
+    draw = random.Random(27)
+    line = new_line(tmp_path, "toynews", "transformer", 3, *TEXT, "train.epochs=8", snapshot_s=0.05, retain_mib=0.2)
+    kills = 0
+    with stages_of(line) as stages:
+        order = [2, 0, 1]
+        draw.shuffle(order)
+        for stage in order:
+            stages.start(stage)
+        # At the very beginning: before its first snapshot, or just after it.
+        until(lambda: stages.has_begun(1))
+        stages.kill(1)
+        kills += 1
+        stages.start(1)
+        while kills < 6:
+            victims = [draw.randrange(3)]
+            if draw.random() < 0.5:
+                victims = [0, 1] if draw.random() < 0.5 else [1, 2]
+            stages.await_snapshots(victims)
+            stages.kill(*victims)
+            kills += len(victims)
+            for stage in reversed(victims):
+                stages.start(stage)
+        stages.end()
+    assert_same(tmp_path / "run", run_alone(line, tmp_path / "alone"))
+
+
+def test_ctrl_c_and_sigterm_and_a_kill_at_the_very_end(tmp_path: Path) -> None:
+    line = new_line(tmp_path, "toynews", "lstm", 2, *TEXT, "train.accumulate=2", snapshot_s=1000.0)
+    with stages_of(line) as stages:
+        stages.start(0)
+        until(lambda: stages.has_begun(0))
+        words = stages.signal(0, signal.SIGINT, 130)
+        assert "Traceback" not in words
+        stages.start(1)
+        stages.start(0)
+        until(lambda: stages.has_begun(1))
+        words = stages.signal(1, signal.SIGTERM, 143)
+        assert "Traceback" not in words
+        stages.start(1)
+        until(lambda: (tmp_path / "run" / "checkpoints").exists())
+        if stages.lives_on(1):
+            stages.kill(1)
+            stages.start(1)
+        stages.end()
+    assert_same(tmp_path / "run", run_alone(line, tmp_path / "alone"))
+
+
+def test_a_line_that_was_done_is_done_again_at_once(tmp_path: Path) -> None:
+    """A supervisor that starts a stage once more although it ended well."""
+    line = new_line(tmp_path, "toynews", "lstm", 2, *TEXT, "train.epochs=1")
+    for _ in range(2):
+        with stages_of(line) as stages:
+            stages.start(1)
+            stages.start(0)
+            stages.end()
+    assert_same(tmp_path / "run", run_alone(line, tmp_path / "alone"))

@@ -1,0 +1,161 @@
+"""Law: a line leaves what one process leaves, to the last bit, whichever of its stages die, wherever and how often."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_text import varied
+from tests.integration.test_resume import assert_same
+from tests.line.lines import Counted, Killed, learned_twice, new_line, run_alone, run_line
+
+pytestmark = [pytest.mark.usefixtures("cheap_runs", "one_thread")]
+
+TEXT = (
+    "model.embedding_dim=12", "model.n_heads=2", "model.x_hid=8", "model.y_hid=8", "data.batching.budget_tokens=256",
+    "train.train_accuracy_samples=50", "train.precision=fp32", "train.epochs=2", "engine.threads=1",
+    "data.held_out=0.1",
+)  # fmt: skip
+IMAGES = (
+    "model.width=0.0625", "model.x_hid=16", "model.y_hid=8", "data.size=16", "data.batch_size=256", "train.epochs=2",
+    "train.train_accuracy_samples=50", "train.precision=fp32", "engine.threads=1",
+)  # fmt: skip
+
+
+def text_line(tmp_path: Path, model: str, stages: int, *settings: str, **fields: object) -> Path:
+    """A line that trains on 200 small texts."""
+    data = f"data.root={varied(tmp_path / 'data')}"
+    return new_line(tmp_path, "agnews", model, stages, *TEXT, data, *settings, **fields)
+
+
+def quick(*methods: object) -> list[object]:
+    """The first in every ``make test``, the others in ``make test-all``."""
+    return [methods[0], *(pytest.param(one, marks=pytest.mark.slow) for one in methods[1:])]
+
+
+@pytest.mark.parametrize("method", quick("al", "greedy", "scpl", "deinforeg", "predsim"))
+@pytest.mark.parametrize("model", ["transformer", "lstm"])
+def test_a_line_of_text(model: str, method: str, tmp_path: Path) -> None:
+    stages = 3 if model == "transformer" else 2
+    line = text_line(tmp_path, model, stages, f"train.mode={method}")
+    run_line(line)
+    assert_same(tmp_path / "run", run_alone(line, tmp_path / "alone"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["al", "predsim"])
+def test_a_line_of_images_with_batch_norm(method: str, tmp_path: Path) -> None:
+    line = new_line(tmp_path, "toyimages", "resnet", 4, *IMAGES, f"train.mode={method}")
+    run_line(line)
+    assert_same(tmp_path / "run", run_alone(line, tmp_path / "alone"))
+
+
+@pytest.mark.slow
+@pytest.mark.data
+def test_a_line_of_characters_measured_by_its_loss(real_data: Path, tmp_path: Path) -> None:
+    line = new_line(
+        tmp_path, "shakespeare", "charlm", 3, f"data.root={real_data}", "data.steps=25", "data.estimate_batches=4",
+        "train.epochs=2", "engine.threads=1", "train.precision=fp32", preset="cpu",
+    )  # fmt: skip
+    counted = Counted({0: [60], 1: [30, 90], 2: [110]})
+    run_line(line, counted)
+    assert len(counted.died) == 4
+    assert_same(tmp_path / "run", run_alone(line, tmp_path / "alone"))
+
+
+@pytest.mark.parametrize("seed", quick(*range(12)))
+def test_a_line_whose_stages_die_anywhere(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six deaths at random places, some of two neighbours at once; and how little may wait is random, too."""
+    draw = random.Random(seed)
+    model, stages = draw.choice((("transformer", 4), ("transformer", 2), ("lstm", 3)))
+    every_s, retain_mib = draw.choice((0.02, 0.2, 5.0)), draw.choice((0.002, 0.05, 64.0))
+    accumulate, precision = draw.choice((1, 1, 3)), draw.choice(("fp32", "bf16"))
+    line = text_line(
+        tmp_path, model, stages, f"train.accumulate={accumulate}", f"train.precision={precision}",
+        snapshot_s=every_s, retain_mib=retain_mib,
+    )  # fmt: skip
+    deaths: dict[int, list[int]] = {stage: [] for stage in range(stages)}
+    for _ in range(6):
+        deaths[draw.randrange(stages)].append(draw.randrange(1, 80))
+    counted, learnt = Counted(deaths, together=0.3), learned_twice(monkeypatch)
+    run_line(line, counted)
+    monkeypatch.undo()
+    assert counted.died
+    never = {str(stage) for stage in range(stages)} - {str(stage) for stage, _ in counted.died}
+    assert all(count == 1 for (name, _), count in learnt.items() if name in never), "no other stage does it again"
+    assert_same(tmp_path / "run", run_alone(line, tmp_path / "alone"))
+
+
+def at_first(stage: int, place: str) -> Callable[[int, str], None]:
+    """Kills a stage once, when it first comes to a place."""
+    left = [place]
+
+    def reached(number: int, where: str) -> None:
+        if number == stage and where in left:
+            left.remove(where)
+            raise Killed(where)
+
+    return reached
+
+
+@pytest.mark.parametrize(
+    "death",
+    quick(
+        (1, "amid evaluate"), (0, "amid begin"), (1, "amid begin"), (1, "amid decoder"), (1, "amid ask"),
+        (0, "amid ask"), (1, "amid layer"), (0, "amid end"), (1, "amid end"), (1, "before a snapshot"),
+        (1, "after a snapshot"), (2, "after a snapshot"), (0, "after a snapshot"),
+    ),
+    ids=str,
+)  # fmt: skip
+def test_a_stage_that_dies_at_the_worst_places(death: tuple[int, str], tmp_path: Path) -> None:
+    line = text_line(tmp_path, "transformer", 3, "train.epochs=1")
+    run_line(line, at_first(*death))
+    assert_same(tmp_path / "run", run_alone(line, tmp_path / "alone"))
+
+
+def test_sizes_that_were_measured_are_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Symptom: a first stage that died before its first snapshot measured the layers again, found other sizes, and the
+    next stage, which had saved the first ones, left a layer out. Cause: nothing had kept what was chosen."""
+    line = text_line(tmp_path, "transformer", 2)
+    sizes = iter([[1, 3], [2, 2]])
+    monkeypatch.setattr("pipeal.line.beginning.balance_one_by_one", lambda *_, **__: next(sizes))
+    run_line(line, at_first(0, "amid begin"))
+    assert next(sizes) == [2, 2]
+    monkeypatch.undo()
+    assert_same(tmp_path / "run", run_alone(line, tmp_path / "alone"))
+
+
+def test_more_batches_to_an_update_than_may_wait(tmp_path: Path) -> None:
+    """Symptom: the line stood still for ever. Cause: the stage before waited for a snapshot before it sent another
+    batch, and the next one for that batch, since it saves after an update alone."""
+    line = text_line(tmp_path, "lstm", 2, "train.accumulate=4", "train.epochs=1", retain_mib=1e-6)
+    run_line(line)
+    assert_same(tmp_path / "run", run_alone(line, tmp_path / "alone"))
+
+
+def test_a_line_that_dies_amid_an_update(tmp_path: Path) -> None:
+    """What was gathered for an update is kept nowhere: a stage saves when there is nothing of it."""
+    line = text_line(tmp_path, "lstm", 2, "train.accumulate=3", snapshot_s=1e-6)
+    counted = Counted({0: [20, 45], 1: [10, 12, 23, 30]})
+    run_line(line, counted)
+    assert len(counted.died) == 6
+    assert_same(tmp_path / "run", run_alone(line, tmp_path / "alone"))
+
+
+def test_a_stage_that_dies_amid_the_answers(tmp_path: Path) -> None:
+    """Its snapshot is of the time when the layers answer, and had been set to."""
+    line = text_line(tmp_path, "transformer", 2, "train.epochs=2", snapshot_s=1e-6)
+    left = [4]
+
+    def reached(stage: int, where: str) -> None:
+        left[0] -= (stage, where) == (0, "amid ask")
+        if left[0] == 0:
+            left[0] = -1
+            raise Killed
+
+    run_line(line, reached)
+    assert left[0] < 0
+    assert_same(tmp_path / "run", run_alone(line, tmp_path / "alone"))

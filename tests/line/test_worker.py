@@ -1,0 +1,67 @@
+"""A stage at work, alone: what it does with an item that does not belong there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeal.core.errors import DataError
+from pipeal.line.items import BATCH, DECODER, Item
+from pipeal.line.line_file import read_line
+from pipeal.line.stage_run import StageRun
+from pipeal.run.stopping import StopRequest
+from tests.line.lines import place_of
+from tests.line.test_line_exactness import text_line
+
+pytestmark = [pytest.mark.usefixtures("one_thread")]
+
+
+def items_of_stage_0(line: Path, count: int) -> list[Item]:
+    """The first items that the first stage sends."""
+    found: list[Item] = []
+    run = StageRun(read_line(line), 0, place_of(line, 0), StopRequest())
+    run.place.folder.mkdir()
+    run._emit = found.append  # type: ignore[assignment, method-assign]
+    with run._open:
+        run._begin_feed(run._read())
+        assert run._feed is not None
+        items = run._feed.items()
+        while len(found) < count:
+            run._step(items)
+    return found
+
+
+def test_items_that_do_not_belong_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = text_line(tmp_path, "lstm", 2, "engine.sizes=[1,3]")
+    begin, first, second = items_of_stage_0(line, 3)
+    run = StageRun(read_line(line), 1, place_of(line, 1), StopRequest())
+    with run._open:
+        with pytest.raises(DataError, match="an item of the kind batch came first; begin the line anew"):
+            run._step(iter([first]))
+        run._step(iter([begin]))
+        run._step(iter([first]))
+        for wrong, told in (
+            (first, "batch 0 came, where batch 1 was expected"),
+            (Item(BATCH, {**second.facts, "batch": 5}, second.tree), "batch 5 came, where batch 1 was expected"),
+            (Item(DECODER, {"layer": 7}, {}), "what comes down of layer 7 came; this stage begins at"),
+            (Item(DECODER, {"layer": 0}, {"a": first.tree[0]}), "is not that of this line's model"),
+        ):
+            with pytest.raises(DataError, match=told):
+                run._step(iter([wrong]))
+        run._step(iter([second]))
+        worker: Any = run._worker
+        assert worker.next_batch == 2
+
+
+def test_files_that_lead_elsewhere_are_refused(tmp_path: Path) -> None:
+    """On another machine's word the last stage writes files, but none outside of its folder."""
+    line = text_line(tmp_path, "lstm", 2, "engine.sizes=[1,3]")
+    (begin,) = items_of_stage_0(line, 1)
+    for name in ("../elsewhere", "/tmp/elsewhere", ".hidden", "a/b", ".."):
+        run = StageRun(read_line(line), 1, place_of(line, 1), StopRequest())
+        files = {**begin.tree, name: next(iter(begin.tree.values()))}
+        with run._open, pytest.raises(DataError, match="expected plain names"):
+            run._step(iter([Item(begin.kind, begin.facts, files)]))
+    assert not (tmp_path / "elsewhere").exists()
