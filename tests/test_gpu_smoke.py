@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from gpu_smoke import __main__ as smoke
 from gpu_smoke import benches, suite, wheels
-from gpu_smoke.commands import Command, run
+from gpu_smoke.commands import Command, _Running, run
 from gpu_smoke.page import NO_GPU
 from gpu_smoke.predictions import MEASUREMENTS, PREDICTIONS, Prediction
 from PIL import Image
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 HERE = "tests.gpu_smoke_probes"
 PROBES = (
     Prediction(1, "raises", f"{HERE}:raises"),
-    Prediction(2, "hangs", f"{HERE}:hangs", limit_s=3.0),
+    Prediction(2, "hangs", f"{HERE}:hangs", limit_s=2.0),
     Prediction(3, "claims", f"{HERE}:claims"),
 )
 KEYS = {
@@ -43,11 +43,11 @@ OF_A_FINDING = {
 def probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Runs the probes of this file on a machine with so many GPUs, as far as the script can tell."""
 
-    def probe(gpus: int, *arguments: str) -> tuple[int, dict[str, Any], str]:
+    def probe(gpus: int, numbers: str, *arguments: str) -> tuple[int, dict[str, Any], str]:
         monkeypatch.setattr(smoke, "PREDICTIONS", PROBES)
         monkeypatch.setattr(smoke.Smoke, "_gpus", lambda _: gpus)
         monkeypatch.setattr(smoke.Smoke, "_facts", lambda _: None)
-        given = ["--out", str(tmp_path), "--only", "predictions", "--predictions", "1,2,3", *arguments]
+        given = ["--out", str(tmp_path), "--only", "predictions", "--predictions", numbers, *arguments]
         before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             code = smoke.main(given)
@@ -61,12 +61,12 @@ def probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_a_probe_that_fails_is_told_and_the_next_ones_run(probed: Any) -> None:
-    code, kept, page = probed(1)
+    code, kept, page = probed(1, "1,2,3")
     raised, hung, claimed = kept["predictions"]
     assert code == 1
     assert "no such kernel" in raised["failed"]
     assert raised["verdict"] is None
-    assert "stopped at its limit of 3 s" in hung["failed"]
+    assert "stopped at its limit of 2 s" in hung["failed"]
     assert hung["verdict"] is None
     assert (claimed["verdict"], claimed["affected"], claimed["failed"]) == (True, True, "")
     assert NO_GPU not in page
@@ -77,9 +77,9 @@ def test_a_probe_that_fails_is_told_and_the_next_ones_run(probed: Any) -> None:
 
 def test_without_a_gpu_no_prediction_is_true_or_false(probed: Any) -> None:
     """Whatever a probe says: the CPU that stands in shows nothing about a GPU."""
-    _, kept, page = probed(0)
+    _, kept, page = probed(0, "1,3")
     assert kept["stand_in"]
-    assert [(row["verdict"], row["affected"]) for row in kept["predictions"]] == [(None, None)] * 3
+    assert [(row["verdict"], row["affected"]) for row in kept["predictions"]] == [(None, None)] * 2
     assert all(row["not_tested"] == "there was no GPU" for row in kept["predictions"])
     assert page.splitlines()[2].startswith(NO_GPU)
     assert "7 ms" not in page
@@ -87,11 +87,11 @@ def test_without_a_gpu_no_prediction_is_true_or_false(probed: Any) -> None:
 
 
 def test_asked_to_stand_in_it_tests_nothing_on_a_gpu(probed: Any) -> None:
-    assert probed(1, "--stand-in")[1]["stand_in"]
+    assert probed(1, "3", "--stand-in")[1]["stand_in"]
 
 
 def test_what_finds_no_time_is_told(probed: Any) -> None:
-    code, kept, _ = probed(1, "--time-limit", "1")
+    code, kept, _ = probed(1, "1,3", "--time-limit", "1")
     assert code == 1
     assert {row["failed"] for row in kept["predictions"]} == {"not run: no time was left"}
 
@@ -124,47 +124,68 @@ def test_a_mistake_in_the_call_is_one_line(option: str, value: str, capsys: pyte
     assert value in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_a_command_that_is_stopped_takes_along_what_it_started() -> None:
-    """Also what has a group of its own, as the processes of torchrun, and what is left behind by one that ended."""
-    child = "import os, time; os.setsid(); print(os.getpid(), flush=True); time.sleep(600)"
-    parent = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {child!r}]); time.sleep(%s)"
-    for naps in ("600", "2"):
-        command = Command("parent", [sys.executable, "-c", parent % naps], limit_s=4.0)
+@pytest.mark.parametrize("stays", [True, False])
+def test_what_a_command_has_started_ends_with_it(tmp_path: Path, stays: bool) -> None:
+    """Also what has a session of its own, as the processes of torchrun, and what an ended command leaves behind."""
+    pid = tmp_path / "pid"
+    nap = "time.sleep(600)"
+    child = f"import os, time; os.setsid(); open({str(pid)!r}, 'w').write(f'{{os.getpid()}}.'); {nap}"
+    ready = f"while not (os.path.exists({str(pid)!r}) and open({str(pid)!r}).read().endswith('.')): time.sleep(0.01)"
+    parent = f"import os, subprocess, sys, time\nsubprocess.Popen([sys.executable, '-c', {child!r}])\n{ready}\n"
+    command = Command("parent", [sys.executable, "-c", parent + nap * stays], limit_s=60.0)
+    if stays:
+        running = _Running(command, 60.0)
+        while not (pid.exists() and pid.read_text().endswith(".")):
+            sleep(0.01)
+        running.stop()
+    else:
         (ended,) = run([command], monotonic() + 60)
-        assert (ended.code is None) == (naps == "600")
-        pid = int(ended.output)
-        for _ in range(100):
-            if not Path(f"/proc/{pid}").exists() or " Z " in Path(f"/proc/{pid}/stat").read_text():
-                break
-            sleep(0.05)
-        else:
-            pytest.fail("it lives on")
+        assert ended.code == 0
+    while _lives(int(pid.read_text().rstrip("."))):  # until the system has come to it
+        sleep(0.01)
 
 
-def test_a_file_of_tests_that_hangs_is_stopped_and_keeps_what_it_found(tmp_path: Path) -> None:
-    text = (
-        "import time, pytest\npytestmark = pytest.mark.cuda\ndef test_a(): pass\ndef test_b(): assert 1 == 2, 'why'\n"
-    )
+def _lives(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state not in "ZX"
+
+
+def test_a_command_is_stopped_at_its_limit_and_the_next_one_runs() -> None:
+    commands = [
+        Command("hangs", [sys.executable, "-c", "import time; time.sleep(600)"], limit_s=0.2),
+        Command("crashes", [sys.executable, "-c", "import os; os.kill(os.getpid(), 11)"], limit_s=60.0),
+        Command("ends", [sys.executable, "-c", "print('well')"], limit_s=60.0),
+    ]
+    hangs, crashes, ends = run(commands, monotonic() + 60)
+    assert (hangs.code, hangs.how) == (None, "stopped at its limit of 0 s")
+    assert (crashes.code, crashes.how) == (-11, "signal SIGSEGV")
+    assert (ends.how, ends.last_line) == ("", "well")
+
+
+def test_a_file_of_tests_that_crashes_keeps_what_it_found(tmp_path: Path) -> None:
+    text = "import os, pytest\npytestmark = pytest.mark.cuda\ndef test_a(): pass\ndef test_b(): assert 1 == 2, 'why'\n"
     (tmp_path / "test_ends.py").write_text(f"{text}@pytest.mark.skip('no GPU')\ndef test_c(): pass\n")
-    (tmp_path / "test_hangs.py").write_text(f"{text}def test_c(): time.sleep(600)\n")
+    (tmp_path / "test_crashes.py").write_text(f"{text}def test_c(): os.kill(os.getpid(), 9)\n")
     (tmp_path / "test_broken.py").write_text("import nothing_of_that_name\n")
     (work := tmp_path / "work").mkdir()
-    names = [str(tmp_path / f"test_{name}.py") for name in ("ends", "hangs", "broken")]
+    names = [str(tmp_path / f"test_{name}.py") for name in ("ends", "crashes", "broken")]
     files = {file.name: file for file in suite.commands(ROOT, work, stand_in=False, files=names)}
     commands = [
-        replace(
-            file.command, limit_s=8.0, environment={**file.command.environment, "PYTHONPATH": str(ROOT / "scripts")}
-        )
+        replace(file.command, environment={**file.command.environment, "PYTHONPATH": str(ROOT / "scripts")})
         for file in files.values()
     ]
-    ends = run(commands, monotonic() + 60, jobs=3)
-    found = {Path(ended.command.name).name: suite.found(files[ended.command.name], ended) for ended in ends}
-    ends, hangs, broken = (found[f"test_{name}.py"] for name in ("ends", "hangs", "broken"))
+    ended = run(commands, monotonic() + 600, jobs=3)
+    found = {Path(one.command.name).stem: suite.found(files[one.command.name], one) for one in ended}
+    ends, crashes, broken = (found[f"test_{name}"] for name in ("ends", "crashes", "broken"))
     assert (ends["passed"], ends["failed"], ends["skipped"], ends["ended"]) == (1, 1, 1, "")
     assert ends["skip_reasons"] == {"no GPU": 1}
     assert ends["failures"][0]["test"].endswith("test_b")
     assert ends["failures"][0]["line"] == "AssertionError: why"
-    assert (hangs["passed"], hangs["failed"], hangs["ended"]) == (1, 1, "stopped at its limit of 8 s")
+    assert (crashes["passed"], crashes["failed"]) == (1, 1)
+    assert crashes["ended"].startswith("signal SIGKILL")
     assert broken["failed"] == 1
     assert "nothing_of_that_name" in broken["failures"][0]["line"]
 

@@ -24,49 +24,55 @@ class Benchmark:
 
     Attributes:
         command: What to run.
-        figures: The JSON that it writes.
+        out: The folder in which it leaves a JSON.
     """
 
     command: Command
-    figures: Path
+    out: Path
 
 
 def benchmarks(root: Path, work: Path, data: Path, *, stand_in: bool) -> list[Benchmark]:
-    """What to run, the quickest first."""
-    out, device = work / "figures", "cpu" if stand_in else "cuda:0"
-    small = ["--models", "transformer", "--turns", "1", "--steps", "1"]
+    """What to run, by what should be known first; of a stand-in a few batches, which show that it runs."""
+    device = "cpu" if stand_in else "cuda:0"
 
-    def one(name: str, limit_s: float, figures: Path, script: str, *arguments: str) -> Benchmark:
-        command = [sys.executable, str(root / "scripts" / "bench" / script), *arguments]
-        return Benchmark(Command(name, command, limit_s, {"COLUMNS": "160"}), figures)
+    def one(name: str, limit_s: float, script: str, *arguments: str) -> Benchmark:
+        out = work / name.replace(" ", "-")
+        out.mkdir()
+        to = ["--json", str(out / "figures.json")] if script == "schedules.py" else ["--out", str(out)]
+        command = [sys.executable, str(root / "scripts" / "bench" / script), *arguments, *to]
+        return Benchmark(Command(name, command, limit_s, {"COLUMNS": "160"}), out)
 
-    schedules = out / "schedules.json"
-    stages = ["--stages", "2"] if stand_in else []
-    found = [
-        one("schedules", 90, schedules, "schedules.py", "--quick", *stages, "--json", str(schedules)),
-        one("stages on one GPU", 150, out / "gpu" / "figures.json", "gpu.py", "--quick", "--device", device,
-            "--out", str(out / "gpu"), *(small if stand_in else ["--models", "transformer,resnet", "--turns", "2"])),
-    ]  # fmt: skip
-    # Of the CPU's ladder a few batches of the two ends: they show that it runs.
-    steps = ["--ends", "--steps", "3"] if stand_in else ["--steps", "40"]
-    for model in ("transformer",) if stand_in else ("transformer", "resnet"):
-        figures = out / f"ladder-{model}-{device.partition(':')[0]}.json"
-        arguments = ["--model", model, "--device", device, "--data-root", str(data), "--turns", "1", *steps]
-        found.append(one(f"ladder of {model}", 120, figures, "ladder.py", *arguments, "--out", str(out)))
-    out.mkdir(parents=True, exist_ok=True)
-    return found
+    def ladder(model: str, *arguments: str) -> Benchmark:
+        own = ["--model", model, "--device", device, "--data-root", str(data), "--turns", "1"]
+        return one(f"ladder of {model}", 90, "ladder.py", *own, *arguments)
+
+    schedules, stages = ["--quick", "--stages", "2"], ["--quick", "--device", device]
+    if stand_in:
+        stages += ["--models", "transformer", "--turns", "1", "--steps", "1"]
+        ladders = [ladder("resnet", "--batch", "4", "--ends", "--forms", "al", "--steps", "3")]
+    else:
+        schedules += ["4"]
+        stages += ["--models", "transformer,resnet", "--sizes", "published", "--turns", "2"]
+        # Without what compiles for a minute, and what no later rung builds on.
+        short = ["--steps", "40", "--without", "compiled", "fp16", "batches to an update", "touched"]
+        ladders = [ladder(model, *short) for model in ("transformer", "resnet")]
+    return [
+        one("schedules on virtual stages", 60, "schedules.py", *schedules),
+        one("stages on one GPU", 120, "gpu.py", *stages),
+        *ladders,
+    ]
 
 
 def found(benchmark: Benchmark, ended: Ended) -> dict[str, Any]:
     """What came of it, for the JSON; of a benchmark that was stopped what it had printed and written by then."""
-    path = benchmark.figures
+    figures = next(iter(sorted(benchmark.out.glob("*.json"))), None)
     return {
         "name": benchmark.command.name,
         "command": " ".join(["python", *benchmark.command.arguments[1:]]),
         "seconds": ended.seconds,
         "ended": ended.how,
         "printed": ended.output[-_PRINTED:],
-        "figures": json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None,
+        "figures": None if figures is None else json.loads(figures.read_text(encoding="utf-8")),
     }
 
 

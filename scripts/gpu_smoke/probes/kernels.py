@@ -166,7 +166,7 @@ def _cycles(seconds: float) -> int:
 def _fill_queue(place: Place) -> tuple[int, float]:
     """The number of the first launch that blocks, and the longest one of another thread meanwhile, in seconds."""
     x, other = (torch.ones(16, device=place.device) for _ in range(2))
-    x.add_(1)
+    place.wait()
     longest, filling = [0.0], threading.Event()
 
     def beside() -> None:
@@ -183,6 +183,7 @@ def _fill_queue(place: Place) -> tuple[int, float]:
     thread.start()
     blocked = 0
     with _own_stream(place):
+        x.add_(1)  # loads the kernel
         if not place.stand_in:
             torch.cuda._sleep(_cycles(0.5))
         filling.set()
