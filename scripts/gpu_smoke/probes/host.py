@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from gpu_smoke.place import Place
 from gpu_smoke.predictions import Finding
-from gpu_smoke.probes.models import STAGES, data, package, pipeline
+from gpu_smoke.probes.models import NOTHING_SEEN, STAGES, data, package, pipeline
 from pipeal import AE, AL, ENC, ALPackage, Pipeline
 from pipeal.engine.devices.cpus import cores
 
@@ -165,7 +165,8 @@ def busy_share(place: Place) -> Finding:
     with TemporaryDirectory() as folder:
         trace = Path(folder, "trace.json")
         seen.export_chrome_trace(str(trace))
-        kernels = overlap(kernels_in(trace)).busy
+        seen_kernels = kernels_in(trace)
+    kernels = overlap(seen_kernels).busy
     apart = "kernel" in str(report).lower()
     return Finding(
         verdict=share >= 0.5 and kernels <= 0.1,
@@ -174,6 +175,7 @@ def busy_share(place: Place) -> Finding:
         "below 10 % of the time",
         affected=not apart,
         affected_figure="the report has a figure for kernels" if apart else "the report has one figure for both",
+        not_tested="" if seen_kernels else NOTHING_SEEN,
         figures={"busy_share": share, "kernels_ran": kernels},
     )
 
