@@ -101,7 +101,8 @@ class Smoke:
         gpus = self._gpus()
         self.kept["stand_in"] = self.options.stand_in or not gpus
         if self.kept["stand_in"]:
-            self._environment["CUDA_VISIBLE_DEVICES"] = ""
+            # Threads that wait for each other in loops would take most of the time where a machine is busy.
+            self._environment |= {"CUDA_VISIBLE_DEVICES": "", "OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": "1"}
             self._say("there is no GPU here, or it is not to be used: the CPU stands in, and no prediction is tested")
         self._facts()
         for section in self.options.only:
@@ -152,7 +153,9 @@ class Smoke:
         )
         if not answer.is_file():
             missing = re.findall(r"No module named '([\w.]+)'", ended.output)
-            what = f"{missing[-1]} is not installed; --wheels DIR brings it" if missing else ended.last_line
+            what = f"{missing[-1]} is not installed" if missing else ended.last_line
+            if missing and missing[-1] not in ("torch", "numpy"):
+                what += "; --wheels DIR brings it"
             _leave(f"{sys.executable} cannot import pipeal: {what} ({ended.how})")
         return int(json.loads(answer.read_text(encoding="utf-8")))
 

@@ -49,7 +49,7 @@ def benchmarks(root: Path, work: Path, data: Path, *, stand_in: bool) -> list[Be
     schedules, stages = ["--quick", "--stages", "2"], ["--quick", "--device", device]
     if stand_in:
         stages += ["--models", "transformer", "--turns", "1", "--steps", "1"]
-        ladders = [ladder("resnet", "--batch", "4", "--ends", "--forms", "al", "--steps", "3")]
+        ladders = [ladder("resnet", "--batch", "2", "--ends", "--forms", "bp", "--steps", "3", "--without", "compiled")]
     else:
         schedules += ["4"]
         stages += ["--models", "transformer,resnet", "--sizes", "published", "--turns", "2"]
