@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
-from time import monotonic, perf_counter
+from time import perf_counter
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from gpu_smoke.commands import Command, run
 from gpu_smoke.place import ApartError, Place, apart
 from gpu_smoke.predictions import Finding
 from pipeal import AE, AL, ENC, ALPackage
+from pipeal.config.schema import EngineConfig
 from pipeal.engine.distributed import DistributedPipeline, Launch, open_world, serve
-
-ROOT = Path(__file__).parents[3]
+from pipeal.run.team import rank_device
 
 
 def nccl_backend(place: Place) -> Finding:
@@ -48,31 +44,40 @@ def backend_name(place: Place) -> str:
 
 
 def one_gpu_each(place: Place) -> Finding:
-    """Prediction 11. Two ranks of a training, each of which sees one GPU, as some launchers have it."""
-    uuids = [] if place.stand_in else [str(getattr(torch.cuda.get_device_properties(0), "uuid", ""))]
-    with TemporaryDirectory() as folder:
-        arguments = ["toynews", "transformer", "--out", folder, "--devices", "cpu" if place.stand_in else "cuda"]
-        small = ("train.epochs=1", "model.embedding_dim=12", "model.x_hid=12", "data.batching.budget_tokens=16384")
-        settings = [part for one in small for part in ("--set", one)]
-        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(ROOT / "nlpmain.py")]
-        command = Command(
-            "two ranks", [sys.executable, *launcher, *arguments, *settings], 60, {"CUDA_VISIBLE_DEVICES": "0"}
-        )
-        (ended,) = run([command], monotonic() + 60)
-    said = next((line for line in ended.output.splitlines() if line.startswith("pipeal:")), ended.last_line)
-    ended_well = ended.code == 0
-    refused = "does not exist" in ended.output
-    mig = any(uuid.startswith("MIG") for uuid in uuids)
+    """Prediction 11. Two ranks of a pipeline, each of which sees one GPU, as some launchers have it."""
+    refused, figure = False, "two ranks that each see one GPU train"
+    try:
+        apart(f"{__name__}:two_stages", place, {"CUDA_VISIBLE_DEVICES": "0"}, processes=2, limit_s=60)
+    except ApartError as error:
+        said = [line for line in error.ended.output.splitlines() if "does not exist" in line]
+        if not said:
+            raise
+        refused, figure = True, said[0].partition(": ")[2]
+    uuid = "" if place.stand_in else str(torch.cuda.get_device_properties(0).uuid)
     return Finding(
-        verdict=True if refused else False if ended_well else None,
-        figure="two ranks that each see one GPU train" if ended_well else f"{ended.how}: {said[:300]}",
-        how="torchrun of two processes of toynews transformer on cuda under CUDA_VISIBLE_DEVICES=0; true where a rank "
-        "is told that its GPU does not exist. Of MIG nothing is tested"
-        + (f" (this GPU is {uuids[0]})" if mig else " (this GPU is not divided)"),
-        affected=True if refused else False if ended_well else None,
-        affected_figure="as above",
-        not_tested="" if refused or ended_well else "the ranks ended otherwise",
+        verdict=refused,
+        figure=figure,
+        how="torchrun of two processes, each on the device that commands would take, under CUDA_VISIBLE_DEVICES=0; "
+        "true where a rank is told that its GPU does not exist; of MIG nothing is tested"
+        + (f" (this GPU is {uuid})" if uuid.startswith("MIG") else " (this GPU is not divided)"),
+        affected=refused,
+        affected_figure="as before",
     )
+
+
+def two_stages(place: Place) -> str:
+    """One of two ranks: they train as stages, each on what it takes for its device."""
+    launch = Launch.found()
+    assert launch is not None
+    with open_world(launch, {}) as world:
+        device = rank_device(world, EngineConfig(), "cpu" if place.stand_in else "cuda")
+        model = _equal_layers(2)
+        if world.rank:
+            serve(model, world, device, threads=1)
+        else:
+            with DistributedPipeline(model, world, device, threads=1) as pipe:
+                pipe.run([(torch.randn(16, 16), torch.randn(16, 16))] * 3)
+    return device
 
 
 def monitor(place: Place) -> Finding:
