@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
@@ -39,6 +40,15 @@ OF_A_FINDING = {
 }  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def own_signals() -> Iterator[None]:
+    """The script takes signals over, for as long as its process lives."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.fixture
 def probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Runs the probes of this file on a machine with so many GPUs, as far as the script can tell."""
@@ -48,12 +58,7 @@ def probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(smoke.Smoke, "_gpus", lambda _: gpus)
         monkeypatch.setattr(smoke.Smoke, "_facts", lambda _: None)
         given = ["--out", str(tmp_path), "--only", "predictions", "--predictions", numbers, *arguments]
-        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            code = smoke.main(given)
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        code = smoke.main(given)
         kept = json.loads((tmp_path / "gpu-smoke.json").read_text(encoding="utf-8"))
         return code, kept, (tmp_path / "gpu-smoke.md").read_text(encoding="utf-8")
 
