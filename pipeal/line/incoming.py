@@ -89,8 +89,11 @@ class Incoming(End):
     def callback(self, domain: str, key: bytes) -> bool:  # noqa: ARG002  called by the authenticator
         """Whether who has that key is let in."""
         known = key.decode() == self._allowed
-        if not known:
-            self.refusals.tell(f"a connection with an unknown key ({key.decode()}) was refused")
+        try:
+            if not known:
+                self.refusals.tell(f"a connection with an unknown key ({key.decode()}) was refused")
+        except Exception as error:  # noqa: BLE001  such as a log that is closed: the authenticator would end silently
+            self.fail(error)
         return known
 
     def take(self, timeout_s: float) -> tuple[int, Packed] | None:

@@ -252,24 +252,27 @@ class StageRun:
 
     def _work(self) -> None:
         items = None if self._feed is None else self._open.enter_context(closing(self._feed.items()))
+        came = True
         while not self._ended:
-            if (code := self._stop.code()) is not None:
+            # Amid the batches of an update nothing can be saved: the others of them are done first, while they come.
+            gathers = self._worker is not None and self._worker.gathers
+            if (code := self._stop.code()) is not None and not (gathers and came):
                 self._interrupt(code)
             self._save_if_due()
             self._tell()
             try:
-                self._step(items)
+                came = self._step(items)
             except (Interrupted, LineError, PeerLostError):
                 raise
             except Exception:
                 self._failed_at_item = True
                 raise
 
-    def _step(self, items: Iterator[Item] | None) -> None:
-        """Does what the next item asks for, if there is one."""
+    def _step(self, items: Iterator[Item] | None) -> bool:
+        """Does what the next item asks for; says whether there was one."""
         item = self._next(items)
         if item is None:
-            return
+            return False
         if item.kind == BEGIN and self._worker is None:
             self._build(item.facts, None if self._feed is None else self._feed.experiment, None)
             if self._top is not None:
@@ -279,6 +282,7 @@ class StageRun:
         self._worker.handle(item)
         self._done += 1
         self._ended = item.kind == END
+        return True
 
     def _next(self, items: Iterator[Item] | None) -> Item | None:
         if items is not None:

@@ -148,6 +148,7 @@ def test_ctrl_c_and_sigterm_and_a_kill_at_the_very_end(tmp_path: Path) -> None:
         until(lambda: stages.has_begun(1))
         words = stages.signal(1, signal.SIGTERM, 143)
         assert "Traceback" not in words
+        assert stages.snapshot(1) > 0, "the batches of the update under way are done, and then it is saved"
         stages.start(1)
         until(lambda: (tmp_path / "run" / "checkpoints").exists())
         if stages.lives_on(1):

@@ -79,9 +79,11 @@ class Mortal(StageRun):
 
         self._snapshots._store.save = saved  # type: ignore[method-assign]
 
-    def _step(self, items: Any) -> None:
-        super()._step(items)
-        self.reached(self.number, "between items")
+    def _step(self, items: Any) -> bool:
+        came = super()._step(items)
+        answers = self._worker is not None and self._worker._evaluates
+        self.reached(self.number, "between answers" if answers else "between items")
+        return came
 
     def _emit(self, item: Item) -> None:
         super()._emit(item)
