@@ -7,6 +7,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import yaml
+from docs_sources import on_page_markdown
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -57,3 +59,15 @@ def test_links_and_anchors_are_found() -> None:
 def test_the_index_links_every_page_once() -> None:
     index = ROOT / "docs" / "index.md"
     assert Counter(links(index)) == Counter(page.name for page in DOCS if page != index)
+
+
+def test_the_site_has_every_page() -> None:
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+    listed = [page for one in nav for page in (next(iter(one.values())) if isinstance(one, dict) else [one])]
+    assert Counter(listed) == Counter(page.name for page in DOCS)
+
+
+def test_in_the_site_links_to_files_lead_to_copies_and_those_to_folders_are_text() -> None:
+    page = "[a](../cvmain.py) [b](../configs) [c](feed.md#the-feed) [d](../CHANGELOG.md) ![e](../cvmain.py)"
+    site = "[a](source/cvmain.py) b [c](feed.md#the-feed) [d](source/CHANGELOG.md.txt) ![e](source/cvmain.py)"
+    assert on_page_markdown(page) == site
