@@ -7,7 +7,7 @@ PYTEST := $(BIN)/python -m pytest -n $${PIPEAL_TEST_PROCESSES:-3} --dist workste
 # Bytecode is kept: without it each of the processes rewrites every assertion, a third of what the quick tests take.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all slow check format bench clean
+.PHONY: demo test test-all slow check format docs bench clean
 
 demo: $(READY)  ## train on a data set that needs no download, compare AL with backpropagation
 	$(BIN)/python nlpmain.py toynews transformer --mode compare
@@ -30,6 +30,10 @@ format: $(READY)  ## put the code in order
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+docs: $(READY)  ## the pages of docs/ as a site, in site/
+	$(BIN)/python -m pip install --disable-pip-version-check -q -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 bench: $(READY)  ## some of the benchmarks in scripts/bench; each prints the machine it ran on
 	$(BIN)/python scripts/bench/schedules.py
 	$(BIN)/python scripts/bench/memory.py --quick
@@ -51,4 +55,4 @@ $(READY): pyproject.toml
 	touch $@
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site

@@ -36,7 +36,7 @@ from time import perf_counter
 
 from mutant_list import ROOT, Mutant, MutantsError, change_of, missing_tests, read_mutants
 
-COPIED = ("pipeal", "tests", "scripts", "configs", "cvmain.py", "nlpmain.py", "pyproject.toml", "README.md")
+COPIED = ("pipeal", "tests", "scripts", "configs", "cvmain.py", "nlpmain.py", "pyproject.toml", "README.md", "docs")
 """What tests need of the tree, as far as it is there."""
 
 PATIENCE_S = 60.0

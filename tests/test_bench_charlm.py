@@ -64,11 +64,11 @@ def test_all_ideas_are_shown_by_the_seeds_that_all_have(charlm: ModuleType, caps
     assert "bp, seed 1: val loss 1.400" in out
 
 
-def test_the_readme_has_the_numbers_that_the_script_prints(
+def test_the_docs_have_the_numbers_that_the_script_prints(
     charlm: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It had one seed's, where the script printed the mean of two."""
-    readme = (BENCH.parents[1] / "README.md").read_text(encoding="utf-8")
+    """They had one seed's, where the script printed the mean of two."""
+    page = (BENCH.parents[1] / "docs" / "language-model.md").read_text(encoding="utf-8")
     for column, name in enumerate(("charlm.json", "charlm-4000.json")):
         charlm.show(charlm.json.loads((BENCH / "results" / name).read_text(encoding="utf-8")))
         printed = {
@@ -90,5 +90,5 @@ def test_the_readme_has_the_numbers_that_the_script_prints(
             "published": "AL, the published form",
         }
         for idea, title in rows.items():
-            (told,) = re.findall(rf"^\| {re.escape(title)} \|(.*)\|(.*)\|$", readme, re.MULTILINE)
+            (told,) = re.findall(rf"^\| {re.escape(title)} \|(.*)\|(.*)\|$", page, re.MULTILINE)
             assert told[column].strip() == printed.get(idea, ""), (name, idea)

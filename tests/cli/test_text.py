@@ -33,7 +33,7 @@ from pipeal.run.build_text import text_experiment
 from tests.cli.running import run_command, told_one_line
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+FEED = (ROOT / "docs" / "feed.md").read_text(encoding="utf-8")
 SMALL = (
     "--set=model.embedding_dim=12",
     "--set=model.n_heads=2",
@@ -192,8 +192,8 @@ OPTIONS = {
 
 
 def documented() -> dict[str, set[str]]:
-    """Kinds and their options, from the table in the README."""
-    rows = re.findall(r"^\| `([a-z-]+)`[^|]*\|[^|`]*\| ((?:`[a-z_]+`(?:, )?)+) \|$", README, flags=re.MULTILINE)
+    """Kinds and their options, from the table in ``docs/feed.md``."""
+    rows = re.findall(r"^\| `([a-z-]+)`[^|]*\|[^|`]*\| ((?:`[a-z_]+`(?:, )?)+) \|$", FEED, flags=re.MULTILINE)
     return {kind: set(re.findall(r"`(\w+)`", options)) for kind, options in rows}
 
 

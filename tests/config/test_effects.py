@@ -32,7 +32,7 @@ from pipeal.core.errors import ConfigError
 from pipeal.run import train
 from tests.cli.running import run_command, told_one_line
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
 SCHEMAS = (TextConfig, VisionConfig, LanguageConfig)
 
 
@@ -222,19 +222,24 @@ def test_a_file_describes_an_experiment_in_every_form(tmp_path: Path, monkeypatc
         assert (config.engine.queue_depth, said) == (5, [])
 
 
-COMMANDS = re.findall(r"(?:python |torchrun [^\n]*? )?\b(nlpmain|cvmain)\.py ([^\n`#…]+)", README)
+COMMANDS = [
+    (page.name, name, line)
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+    for name, line in re.findall(r"\b(nlpmain|cvmain)\.py ([^\n`#…]+)", page.read_text(encoding="utf-8"))
+    if "<" not in line
+]
 
 
-def test_the_commands_of_the_readme_have_only_options_with_an_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_of_the_docs_have_only_options_with_an_effect(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = 0
-    for name, line in COMMANDS:
+    for page, name, line in COMMANDS:
         arguments = shlex.split(line)
         if len(arguments) < 2 or "DIR" in arguments[:2]:
             continue
         _, said = configured(monkeypatch, {"nlpmain": text.command, "cvmain": vision.command}[name], arguments)
-        assert said == [], line
+        assert said == [], (page, line)
         tried += 1
-    assert tried >= 8
+    assert tried >= 15
 
 
 @pytest.mark.parametrize("key", ["engine.replicas=2", "train.accumulate=3", "engine.on_oom=split"])

@@ -285,12 +285,12 @@ def anonymous(process: int) -> int:
 
 
 @pytest.mark.slow
-def test_the_command_for_two_machines_is_as_the_readme_prints_it_and_comes_back_when_a_rank_is_killed(
+def test_the_command_for_two_machines_is_as_the_docs_print_it_and_comes_back_when_a_rank_is_killed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each torchrun counts its own restarts, and joins the other one again."""
-    readme = (ROOT / "README.md").read_text().replace("\\\n", " ")
-    (printed,) = re.findall(r"^torchrun (.*--rdzv-backend c10d.*)$", readme, re.MULTILINE)
+    page = (ROOT / "docs" / "many-machines.md").read_text().replace("\\\n", " ")
+    (printed,) = re.findall(r"^torchrun (.*--rdzv-backend c10d.*)$", page, re.MULTILINE)
     arguments = (*texts(tmp_path, "transformer"), "--epochs=6")
     assert printed.split()[-3:] == ["nlpmain.py", *arguments[:2]]
     alone = one_process(text.command, capsys, tmp_path / "alone", *arguments)
