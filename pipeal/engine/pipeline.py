@@ -22,7 +22,7 @@ from pipeal.core.rng import check_seed
 from pipeal.core.samples import iterate, pair_of
 from pipeal.core.tree import Tree, batch_size
 from pipeal.engine.checks import check_layers
-from pipeal.engine.devices import Device, open_device, ready_now
+from pipeal.engine.devices import Device, open_device, ready_now, share_gpus
 from pipeal.engine.devices.assignment import Devices, assign
 from pipeal.engine.execution.executors import Executor, InlineExecutor, ThreadedExecutor
 from pipeal.engine.inference.exit_policy import EarlyExits, ExitPolicy
@@ -119,6 +119,8 @@ class Pipeline:
         self.sizes = placed.sizes
         self.options = replace(options, threads=placed.threads, within_stage=self.schedule.within_stage)
         handles = self._open_devices(placed.devices)
+        if not placed.is_row:  # the devices of a row take turns
+            share_gpus(handles)
         near = [handle.device for handle in handles if not handle.far]
         # Told before a compiler is tried, which takes long.
         options.check_layout(row=placed.is_row, kinds={device.type for device in near})

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from pipeal.core.errors import PlacementError
 from pipeal.core.tree import Tree, map_tensors, tensors
-from pipeal.engine.devices.base import RUN_AHEAD, Device, Lane, Ready, Stamp
+from pipeal.engine.devices.base import Device, Lane, Ready, Stamp
 from pipeal.engine.devices.copies import carried, pinned, to_pinned
 from pipeal.engine.devices.locked import locked_memory
 
@@ -135,7 +135,7 @@ class CudaDevice(Device):
     def limit_run_ahead(self) -> None:
         """Bounds memory: the host gives work much faster than the device does it, and the packets that lie
         between two devices would grow with the distance between their hosts and them."""
-        if len(self._ends) >= RUN_AHEAD:
+        if len(self._ends) >= self.run_ahead:
             self._ends.popleft().synchronize()
 
     def stamp(self) -> Stamp:

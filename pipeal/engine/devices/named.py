@@ -8,7 +8,7 @@ import torch
 
 from pipeal.core.errors import PlacementError
 from pipeal.core.options import Precision
-from pipeal.engine.devices.base import Device
+from pipeal.engine.devices.base import RUN_AHEAD, Device
 from pipeal.engine.devices.cuda import CudaDevice
 
 
@@ -82,3 +82,14 @@ def open_device(name: str | torch.device) -> Device:
     """A stage's own handle on a device, with streams of its own where the device has streams."""
     device = parse_device(name)
     return CudaDevice(device) if device.type == "cuda" else Device(device)
+
+
+def share_gpus(handles: Sequence[Device]) -> None:
+    """Has stages on one GPU run ahead of it by 2 batches each where they are two, and by 1 where they are more.
+
+    A GPU takes some thousand operators ahead. Who gives it one more is held up, together with all who want to give it
+    anything, as long as its oldest work takes.
+    """
+    for handle in handles:
+        together = sum(other.lags and other.device == handle.device for other in handles)
+        handle.run_ahead = max(1, RUN_AHEAD + 1 - max(1, together))
