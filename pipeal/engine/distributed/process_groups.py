@@ -148,6 +148,9 @@ def gpu_group(ranks: list[int], seat: Seat) -> Any:
     """A group over NCCL of some ranks; every rank calls it, with its own seat, and those that are not of it, too."""
     # Else NCCL's own watchdog ends this process, before it can say whom it lost; torchrun asks for that.
     os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+    # Likewise: its monitor ends a process whose watchdog stands still for minutes, as it may in an abort. Whether peers
+    # live is watched by the world. A newer PyTorch has no such monitor.
+    os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
     bound: dict[str, Any] = {}
     # Left to itself, a newer PyTorch takes the GPU of this rank's number, on its machine or of all. An older one asks
     # nobody, and takes that of the first tensor.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -39,6 +40,7 @@ def opened(
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
     monkeypatch.setattr(meeting, "_connect", connect)
     monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")  # and back
+    monkeypatch.setenv("TORCH_NCCL_ENABLE_MONITORING", "0")
     seats = [Seat(name, f"GPU {number}" if name != "cpu" else None, 0.0) for number, name in enumerate(devices)]
     world: Any = SimpleNamespace(rank=rank, size=mesh.size, mesh=mesh, together=lambda _, work: work())
     open_groups(world, seats)
@@ -153,3 +155,17 @@ def test_what_the_end_of_a_group_fails_with_does_not_hold_up_the_others(monkeypa
     groups_of(fail, lambda: ended.append("the other")).abort(20)
     assert ended == ["the other"]
     assert printed == []
+
+
+@pytest.mark.parametrize(("said", "wanted"), [(None, "0"), ("1", "1")])
+def test_nccls_own_watchers_end_no_process(monkeypatch: pytest.MonkeyPatch, said: str | None, wanted: str) -> None:
+    """Prediction 13 of the GPU reading: NCCL's heartbeat monitor ends a process before it can say whom it lost. Both
+    are told before the first group is made."""
+    found: list[tuple[str | None, str | None]] = []
+    names = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING")
+    for name, value in zip(names, ("1", said), strict=True):
+        monkeypatch.setenv(name, "")  # and back
+        monkeypatch.delenv(name) if value is None else monkeypatch.setenv(name, value)
+    monkeypatch.setattr(dist, "new_group", lambda *_, **__: found.append(tuple(map(os.environ.get, names))))
+    meeting.gpu_group([0], Seat("cuda:0", "the only one", 0.0))
+    assert found == [("0", wanted)]
