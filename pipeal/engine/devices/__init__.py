@@ -4,8 +4,10 @@ from pipeal.engine.devices.base import Device, Lane, Ready, RemoteDevice, Stamp
 from pipeal.engine.devices.cuda import CudaDevice, ready_now, take_over
 from pipeal.engine.devices.named import (
     all_devices,
+    ask_for_queues,
     device_names,
     fastest_precision,
+    gpu_count,
     open_device,
     parse_device,
     share_gpus,
@@ -21,8 +23,10 @@ __all__ = [
     "RemoteDevice",
     "Stamp",
     "all_devices",
+    "ask_for_queues",
     "device_names",
     "fastest_precision",
+    "gpu_count",
     "open_device",
     "parse_device",
     "ready_now",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import torch
@@ -10,6 +11,8 @@ from pipeal.core.errors import PlacementError
 from pipeal.core.options import Precision
 from pipeal.engine.devices.base import RUN_AHEAD, Device
 from pipeal.engine.devices.cuda import CudaDevice
+
+_QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 
 def parse_device(name: str | int | torch.device) -> torch.device:
@@ -28,7 +31,7 @@ def parse_device(name: str | int | torch.device) -> torch.device:
         return torch.device("cpu")
     if device.type != "cuda":
         raise PlacementError(f"device {str(device)!r} is not supported; expected 'cpu', 'cuda' or 'cuda:N'")
-    count = torch.cuda.device_count()
+    count = gpu_count()
     # Of the name: torch keeps eight bits of a number, and makes cuda:0 of 'cuda:256', and cuda:-25 of 'cuda:999'.
     index = int(str(name).partition(":")[2] or 0)
     if not 0 <= index < count:
@@ -61,7 +64,23 @@ def device_names(text: str | Sequence[str]) -> list[str]:
 
 def all_devices() -> list[str]:
     """All GPUs of this machine, or the CPU without any."""
-    return [f"cuda:{number}" for number in range(torch.cuda.device_count())] or ["cpu"]
+    return [f"cuda:{number}" for number in range(gpu_count())] or ["cpu"]
+
+
+def gpu_count() -> int:
+    """How many GPUs this process sees; the first thing that is asked of CUDA."""
+    ask_for_queues()
+    return torch.cuda.device_count()
+
+
+def ask_for_queues() -> None:
+    """Has CUDA, if it has not begun, make as many hardware queues as it can, unless the user has said how many.
+
+    By default it makes 8. A stage has streams for its work, its copies and the layers of its host, and in a process of
+    its own one for each direction and for averages: those that share a queue wait for each other.
+    """
+    if not torch.cuda.is_initialized():
+        os.environ.setdefault(_QUEUES, "32")
 
 
 def fastest_precision(*names: str | torch.device) -> Precision:
