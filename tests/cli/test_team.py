@@ -37,6 +37,19 @@ def test_a_device_that_one_rank_lacks_is_told_on_every_rank(monkeypatch: pytest.
     assert "cuda:99" in str(errors[0])
 
 
+def test_each_rank_settles_on_its_gpu_before_anything_is_put_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prediction 12 of the GPU reading: what names no GPU came to be on the first one, from each of the processes."""
+    current: list[str] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: current.append(str(device)))
+    with ranks(2) as worlds:
+        for number, world in enumerate(worlds):
+            world.launch = replace(world.launch, local_rank=number, local_size=2)
+        errors = each(worlds, lambda world: require_devices(world, EngineConfig(), "cuda"))
+    assert errors == [None, None]
+    assert sorted(current) == ["cuda:0", "cuda:1"]
+
+
 def test_stages_are_balanced_by_what_layers_cost_in_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """They were measured with exact matrix products, whatever ``engine.matmul`` said."""
     found: list[str] = []

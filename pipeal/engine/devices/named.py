@@ -40,6 +40,23 @@ def parse_device(name: str | int | torch.device) -> torch.device:
     return torch.device("cuda", index)
 
 
+def make_current(name: str | torch.device) -> torch.device:
+    """Has a GPU be the calling thread's current one, before anything is put on any.
+
+    What names no GPU would else come to be on the first one, with a context of half a gigabyte, from each process.
+
+    Returns:
+        The device, of whatever kind.
+
+    Raises:
+        PlacementError: As :func:`parse_device`.
+    """
+    device = parse_device(name)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
+
+
 def device_names(text: str | Sequence[str]) -> list[str]:
     """One name per stage out of what was typed, or of a sequence of them; whether such devices exist is not looked at.
 

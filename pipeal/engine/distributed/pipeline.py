@@ -14,7 +14,7 @@ from pipeal.core.modules import layers_of, module_of
 from pipeal.core.options import EngineOptions
 from pipeal.core.partition import balance
 from pipeal.core.protocols import TrainableLayer
-from pipeal.engine.devices import Device, RemoteDevice, open_device
+from pipeal.engine.devices import Device, RemoteDevice, make_current, open_device
 from pipeal.engine.devices.cpus import cores
 from pipeal.engine.distributed.channel import BrokenWireError, Wire
 from pipeal.engine.distributed.executor import DistributedExecutor
@@ -61,7 +61,7 @@ class _Line(Pipeline):
         **settings: Any,
     ) -> None:
         self.world = world
-        self._own = open_device(device)
+        self._own = open_device(make_current(device))
         self._seats = take_seats(world, self._own)
         super().__init__(model, ["cpu"] * world.mesh.stages, schedule, **settings)
 

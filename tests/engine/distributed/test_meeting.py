@@ -14,8 +14,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from pipeal.engine.distributed import pipeline as distributed_pipeline
 from pipeal.engine.distributed import process_groups as meeting
 from pipeal.engine.distributed.mesh import Mesh
+from pipeal.engine.distributed.pipeline import DistributedPipeline
 from pipeal.engine.distributed.process_groups import Groups, Seat, open_groups
 
 Made = tuple[list[int], str, "torch.device | None"]
@@ -169,3 +171,19 @@ def test_nccls_own_watchers_end_no_process(monkeypatch: pytest.MonkeyPatch, said
     monkeypatch.setattr(dist, "new_group", lambda *_, **__: found.append(tuple(map(os.environ.get, names))))
     meeting.gpu_group([0], Seat("cuda:0", "the only one", 0.0))
     assert found == [("0", wanted)]
+
+
+def test_a_rank_settles_on_its_gpu_before_it_opens_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prediction 12 of the GPU reading: streams come after that, and NCCL, and everything that names no GPU."""
+    said: list[str] = []
+
+    def open_device(device: torch.device) -> Any:
+        said.append(f"opened {device}")
+        raise InterruptedError
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: said.append(f"settled on {device}"))
+    monkeypatch.setattr(distributed_pipeline, "open_device", open_device)
+    with pytest.raises(InterruptedError):
+        DistributedPipeline([], SimpleNamespace(), "cuda:1")
+    assert said == ["settled on cuda:1", "opened cuda:1"]
