@@ -124,7 +124,9 @@ def _blaming(world: World) -> Iterator[None]:
 
 
 def _devices(config: RunConfig, launch: Launch) -> list[str]:
-    """As asked for; left open, all are ``cuda`` where each process can have a GPU, or else ``cpu``."""
+    """As asked for; left open, all are ``cuda`` where each process can have a GPU or was given one, or else ``cpu``."""
     if config.engine.devices == "auto":
-        return ["cuda" if gpu_count() >= launch.local_size else "cpu"]
+        count = gpu_count()
+        was_given_one = count == 1 and "CUDA_VISIBLE_DEVICES" in os.environ
+        return ["cuda" if count >= launch.local_size or was_given_one else "cpu"]
     return device_names(config.engine.devices)

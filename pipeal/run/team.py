@@ -209,9 +209,13 @@ def stage_devices(world: World, engine: EngineConfig, kind: str) -> list[str]:
 
 
 def rank_device(world: World, engine: EngineConfig, kind: str) -> str:
-    """This rank's device; of a kind without a number, that of its place on its machine."""
+    """This rank's device; of a kind without a number, that of its place on its machine.
+
+    Where a process sees fewer GPUs than its machine has processes, as one each (``CUDA_VISIBLE_DEVICES``), places are
+    counted round.
+    """
     name = stage_devices(world, engine, kind)[world.mesh.stage_of(world.rank)]
-    return f"cuda:{world.launch.local_rank}" if name == "cuda" else name
+    return f"cuda:{world.launch.local_rank % max(1, gpu_count())}" if name == "cuda" else name
 
 
 def own_means(world: World, engine: EngineConfig, kind: str) -> dict[str, Any]:

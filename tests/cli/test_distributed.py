@@ -64,6 +64,22 @@ def test_devices_that_are_left_open_are_compared_by_what_comes_of_it(monkeypatch
         require_same([left_open, facts_of(monkeypatch)])
 
 
+@pytest.mark.parametrize(
+    ("visible", "seen", "wanted"), [(None, 1, "cpu"), (None, 2, "cuda"), ("3", 1, "cuda"), ("", 0, "cpu")]
+)
+def test_a_process_that_was_given_one_gpu_has_it(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, seen: int, wanted: str
+) -> None:
+    """Prediction 11 of the GPU reading: of two processes that each see one GPU, both trained on the CPU."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # and back
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES") if visible is None else monkeypatch.setenv(
+        "CUDA_VISIBLE_DEVICES", visible
+    )
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setattr(distributed, "gpu_count", lambda: seen)
+    assert facts_of(monkeypatch)["engine.devices"] == wanted
+
+
 @pytest.mark.parametrize("same", ["cpu,cpu", "[cpu, cpu]"])
 def test_devices_are_the_same_however_they_are_written(monkeypatch: pytest.MonkeyPatch, same: str) -> None:
     require_same([facts_of(monkeypatch, "engine.devices=cpu*2"), facts_of(monkeypatch, f"engine.devices={same}")])

@@ -187,3 +187,27 @@ def test_a_rank_settles_on_its_gpu_before_it_opens_it(monkeypatch: pytest.Monkey
     with pytest.raises(InterruptedError):
         DistributedPipeline([], SimpleNamespace(), "cuda:1")
     assert said == ["settled on cuda:1", "opened cuda:1"]
+
+
+@pytest.mark.parametrize(
+    ("properties", "wanted"),
+    [
+        ({"uuid": "MIG-1", "pci_domain_id": 0, "pci_bus_id": 65, "pci_device_id": 0}, "here 0:65:0"),
+        ({"uuid": "MIG-2", "pci_domain_id": 0, "pci_bus_id": 65, "pci_device_id": 0}, "here 0:65:0"),
+        ({"uuid": "GPU-1"}, "GPU-1"),
+        ({}, "cuda:1"),
+    ],
+)
+def test_a_gpu_is_known_by_its_place_on_the_bus(
+    monkeypatch: pytest.MonkeyPatch, properties: dict[str, Any], wanted: str
+) -> None:
+    """Prediction 11 of the GPU reading: two parts of one GPU (MIG) have identifiers of their own, and NCCL, which looks
+    at the bus, ends with "duplicate GPU"."""
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(**properties))
+    assert meeting.gpu_of(torch.device("cuda:1"), "here") == wanted
+
+
+@pytest.mark.cuda
+def test_this_machines_gpus_have_places_of_their_own() -> None:
+    places = [meeting.gpu_of(torch.device("cuda", number), "here") for number in range(torch.cuda.device_count())]
+    assert len({*places}) == len(places)
