@@ -56,6 +56,7 @@ def test_the_queues_of_cuda_are_settled_before_ranks_meet(monkeypatch: pytest.Mo
 
 
 def test_devices_that_are_left_open_are_compared_by_what_comes_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(distributed, "gpu_count", lambda: 1)
     left_open = facts_of(monkeypatch)
     require_same([left_open, facts_of(monkeypatch, "engine.devices=cpu")])
