@@ -28,6 +28,7 @@ from pipeal.engine.execution.executors import Executor, InlineExecutor, Threaded
 from pipeal.engine.inference.exit_policy import EarlyExits, ExitPolicy
 from pipeal.engine.inference.predictor import Predictor
 from pipeal.engine.report import RunReport
+from pipeal.engine.runner.attention import attention_without_plans
 from pipeal.engine.runner.compiling import check_compile
 from pipeal.engine.runner.precision import check_precision, matmul_precision, ready
 from pipeal.engine.schedule import Schedule, schedule_named
@@ -172,6 +173,7 @@ class Pipeline:
             stage.reset()
         with ExitStack() as undo:
             undo.enter_context(matmul_precision(self.options.matmul))
+            undo.enter_context(attention_without_plans(self._kinds))
             undo.enter_context(self._ready())
             self._executor = self._start()
             self._uneven = False
@@ -415,6 +417,11 @@ class Pipeline:
         with self._delivery:
             executor.snapshot(snapshot)
         return snapshot
+
+    @property
+    def _kinds(self) -> set[str]:
+        """The kinds of devices that are worked on here."""
+        return {kind for stage in self.stages if not stage.device.far for kind in stage.device.types}
 
     def _rest(self) -> None:
         if self._executor is not None:

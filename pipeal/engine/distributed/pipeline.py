@@ -28,6 +28,7 @@ from pipeal.engine.distributed.requests import spans_in, times_in
 from pipeal.engine.distributed.world import World
 from pipeal.engine.execution.executors import Executor
 from pipeal.engine.pipeline import Pipeline
+from pipeal.engine.runner.attention import attention_without_plans
 from pipeal.engine.runner.precision import matmul_precision
 from pipeal.engine.schedule import Schedule
 from pipeal.engine.sizes import layers_of_stages
@@ -294,7 +295,7 @@ def serve(
     line = _Line(model, world, device, schedule, **settings)
     stage = line._stage
     stage.reset()
-    with matmul_precision(line.options.matmul), line._ready():
+    with matmul_precision(line.options.matmul), attention_without_plans(line._kinds), line._ready():
         stage.device.follow_caller()
         node = line._open_node()
         try:
