@@ -178,6 +178,7 @@ class Pipeline:
             self._executor = self._start()
             self._uneven = False
             self._process_settings = undo.pop_all()
+        self._predictor.open()
         return self
 
     def __exit__(
@@ -201,7 +202,10 @@ class Pipeline:
         for stage in self.stages:
             stage.abandon()
         try:
-            executor.stop(failure)
+            try:
+                self._predictor.close()
+            finally:
+                executor.stop(failure)
         except StallError as left_behind:
             self.left_behind = True
             if failure is None:
@@ -351,9 +355,10 @@ class Pipeline:
         """Infers batch after batch, with the stages at work on several at once, and yields the answers in order.
 
         Each answer is what :meth:`predict` gives, bit for bit on a CPU with the same ``threads``.
-        ``batches`` are drawn ahead of the answers, ``queue_depth`` per stage at most. The stages' threads live, and
-        the model stays in evaluation mode, until the iterator is exhausted or closed, as leaving a ``for`` over this
-        call does. Under a serial schedule, or with one stage, the caller does the work.
+        ``batches`` are drawn ahead of the answers, ``queue_depth`` per stage at most. The model stays in evaluation
+        mode until the iterator is exhausted or closed, as leaving a ``for`` over this call does. So long the stages'
+        threads live, or, of an exhausted one, in an open pipeline for the predictions to come. Under a serial
+        schedule, or with one stage, the caller does the work.
 
         Args:
             batches: Inputs of the first layer.
