@@ -137,7 +137,8 @@ class _Line(Pipeline):
         groups = open_groups(self.world, self._seats)
         node = Node(self.world, self._seats, groups, self._stage, self.schedule, self.options)
         if self.world.mesh.replicas > 1:
-            alike = Alike(self.world, groups, self._own, lambda: node.progress.stopped)
+            last, _ = self._stage.layers[-1]
+            alike = Alike(self.world, groups, self._own, lambda: node.progress.stopped, last=last)
             alike.require_alike(self._stage)
             self._stage.learn_with(alike)
         return node
