@@ -184,6 +184,9 @@ class Device:
         """A stamp on the host's clock; None while the device has not come to it."""
         return float(stamp)
 
+    def reuse(self, *stamps: Stamp) -> None:
+        """Lets stamps that no one will ask about any more be made into others."""
+
     def between(self, begin: Stamp, end: Stamp) -> float:
         """The seconds from one stamp to another that the device has both come to."""
         return float(end - begin)

@@ -40,6 +40,7 @@ class CudaDevice(Device):
         self.compute = torch.cuda.Stream(device)
         self.copy = torch.cuda.Stream(device)
         self._ends: deque[torch.cuda.Event] = deque()
+        self._spare: list[torch.cuda.Event] = []
         zero = self.stamp()
         zero.synchronize()
         self._zero = (zero, time.perf_counter())
@@ -140,7 +141,12 @@ class CudaDevice(Device):
 
     def stamp(self) -> Stamp:
         """An event on the compute stream."""
-        return self.compute.record_event(torch.cuda.Event(enable_timing=True))
+        event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
+        return self.compute.record_event(event)
+
+    def reuse(self, *stamps: Stamp) -> None:
+        """Keeps the events: to make and free one takes longer than to record it."""
+        self._spare += stamps
 
     def seconds(self, stamp: Stamp) -> float | None:
         """The event's time on the host's clock, from a first event whose time is known on both."""
