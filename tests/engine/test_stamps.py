@@ -67,6 +67,9 @@ def test_a_stage_on_a_gpu_is_timed_as_a_whole(schedule: str, monkeypatch: pytest
     assert 0 < times.busy_s <= report.seconds
     assert times.kernels_s is not None
     assert 0 <= times.kernels_s <= times.busy_s
+    rows = str(report).splitlines()
+    assert rows[1].split() == ["stage", "device", "layers", "host-open", "kernel-busy", "waiting", "for"]
+    assert rows[2].split()[3:6] == [f"{report.busy_share[0]:.0%}", ">=", f"{report.kernel_share[0]:.0%}"]
 
 
 @pytest.mark.parametrize("option", [{"on_non_finite": "skip"}, {"on_oom": "split"}])
