@@ -22,12 +22,13 @@ from pipeal.core.rng import check_seed
 from pipeal.core.samples import iterate, pair_of
 from pipeal.core.tree import Tree, batch_size
 from pipeal.engine.checks import check_layers
-from pipeal.engine.devices import Device, open_device, ready_now
+from pipeal.engine.devices import Device, open_device, ready_now, share_gpus
 from pipeal.engine.devices.assignment import Devices, assign
 from pipeal.engine.execution.executors import Executor, InlineExecutor, ThreadedExecutor
 from pipeal.engine.inference.exit_policy import EarlyExits, ExitPolicy
 from pipeal.engine.inference.predictor import Predictor
 from pipeal.engine.report import RunReport
+from pipeal.engine.runner.attention import attention_without_plans
 from pipeal.engine.runner.compiling import check_compile
 from pipeal.engine.runner.precision import check_precision, matmul_precision, ready
 from pipeal.engine.schedule import Schedule, schedule_named
@@ -119,6 +120,8 @@ class Pipeline:
         self.sizes = placed.sizes
         self.options = replace(options, threads=placed.threads, within_stage=self.schedule.within_stage)
         handles = self._open_devices(placed.devices)
+        if not placed.is_row:  # the devices of a row take turns
+            share_gpus(handles)
         near = [handle.device for handle in handles if not handle.far]
         # Told before a compiler is tried, which takes long.
         options.check_layout(row=placed.is_row, kinds={device.type for device in near})
@@ -171,10 +174,12 @@ class Pipeline:
             stage.reset()
         with ExitStack() as undo:
             undo.enter_context(matmul_precision(self.options.matmul))
+            undo.enter_context(attention_without_plans(self._kinds))
             undo.enter_context(self._ready())
             self._executor = self._start()
             self._uneven = False
             self._process_settings = undo.pop_all()
+        self._predictor.open()
         return self
 
     def __exit__(
@@ -198,7 +203,10 @@ class Pipeline:
         for stage in self.stages:
             stage.abandon()
         try:
-            executor.stop(failure)
+            try:
+                self._predictor.close()
+            finally:
+                executor.stop(failure)
         except StallError as left_behind:
             self.left_behind = True
             if failure is None:
@@ -348,9 +356,10 @@ class Pipeline:
         """Infers batch after batch, with the stages at work on several at once, and yields the answers in order.
 
         Each answer is what :meth:`predict` gives, bit for bit on a CPU with the same ``threads``.
-        ``batches`` are drawn ahead of the answers, ``queue_depth`` per stage at most. The stages' threads live, and
-        the model stays in evaluation mode, until the iterator is exhausted or closed, as leaving a ``for`` over this
-        call does. Under a serial schedule, or with one stage, the caller does the work.
+        ``batches`` are drawn ahead of the answers, ``queue_depth`` per stage at most. The model stays in evaluation
+        mode until the iterator is exhausted or closed, as leaving a ``for`` over this call does. So long the stages'
+        threads live, or, of an exhausted one, in an open pipeline for the predictions to come. Under a serial
+        schedule, or with one stage, the caller does the work.
 
         Args:
             batches: Inputs of the first layer.
@@ -414,6 +423,11 @@ class Pipeline:
         with self._delivery:
             executor.snapshot(snapshot)
         return snapshot
+
+    @property
+    def _kinds(self) -> set[str]:
+        """The kinds of devices that are worked on here."""
+        return {kind for stage in self.stages if not stage.device.far for kind in stage.device.types}
 
     def _rest(self) -> None:
         if self._executor is not None:

@@ -48,8 +48,16 @@ class RunReport:
 
     @property
     def busy_share(self) -> list[float]:
-        """For each stage, the share of the time in which it worked."""
+        """For each stage, the share of the time in which it worked; on a GPU, in which its host had work open there."""
         return [stage.busy_s / self.seconds if self.seconds else 0.0 for stage in self.stages]
+
+    @property
+    def kernel_share(self) -> list[float | None]:
+        """For each stage on a GPU, the share of the time in which it had kernels to run for certain, so at least."""
+        return [
+            None if stage.kernels_s is None else stage.kernels_s / self.seconds if self.seconds else 0.0
+            for stage in self.stages
+        ]
 
     def __repr__(self) -> str:
         return (
@@ -62,12 +70,19 @@ class RunReport:
             return "no batches since the last report; an iterator gives its batches only once"
         rate = f" ({self.samples / self.seconds:,.0f} samples/s)" if self.samples and self.seconds else ""
         lines = [f"{self.batches:,} batches, {self.samples:,} samples in {self.seconds:.3g} s{rate}"]
-        places = zip(self.devices, layers_of_stages(self.sizes), self.busy_share, self.stages, strict=True)
+        places = zip(
+            self.devices, layers_of_stages(self.sizes), self.busy_share, self.kernel_share, self.stages, strict=True
+        )
+        on_gpus = any(share is not None for share in self.kernel_share)
         lines += _aligned(
-            ("stage", "device", "layers", "busy", "waiting for"),
+            ("stage", "device", "layers", *(("host-open", "kernel-busy") if on_gpus else ("busy",)), "waiting for"),
             [
-                (str(number), device, _span(own), f"{busy:.0%}", self._waits(stage))
-                for number, (device, own, busy, stage) in enumerate(places)
+                (
+                    *(str(number), device, _span(own), f"{busy:.0%}"),
+                    *([] if not on_gpus else [""] if kernels is None else [f">= {kernels:.0%}"]),
+                    self._waits(stage),
+                )
+                for number, (device, own, busy, kernels, stage) in enumerate(places)
             ],
         )
         rows = [

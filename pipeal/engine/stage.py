@@ -18,7 +18,7 @@ from pipeal.core.packet import Packet
 from pipeal.core.protocols import UP, Path, TrainableLayer
 from pipeal.core.thin import nearest, rounded, thin
 from pipeal.core.tree import Tree, shapes_of
-from pipeal.engine.devices import Device
+from pipeal.engine.devices import Device, Stamp
 from pipeal.engine.runner.averaging import Together
 from pipeal.engine.runner.build import LayerRunner, Shared, build_runner
 from pipeal.engine.runner.compile_gate import GATE, Abandoned
@@ -96,12 +96,17 @@ class Stage(Shared):
             if not from_host:
                 take(index)
             self.runners[index] = build_runner(index, layer, self)
+        # Else there are waits between actions, which are not their time: for copies, the compiler, a loss.
+        plain = self.offloaded is None and options.compile == "none"
+        plain = plain and options.on_non_finite != "skip" and options.on_oom != "split"
+        self.clock.times_whole = plain and device.lags and len(device.parts) == 1
 
     def learn_with(self, together: Together) -> None:
         """Has this stage learn from each batch with others; it then draws numbers of its own, but for updates."""
         self.seeds.replica = together.replica
         # An average is under way while the next layers are at work; but a layer that leaves memory leaves it updated.
         self._updates_last = self.offloaded is None
+        self.clock.times_whole = False  # it waits for the others
         for runner in self.runners.values():
             runner.learn_with(together)
 
@@ -167,7 +172,9 @@ class Stage(Shared):
         if self._by_layer and not (action is Action.UPDATE and self._updates_last):
             runners = runners[-1:]
         with self.device.active():
+            begin = self._begin(held)
             self._do(action, runners, held)
+            self._end(begin, action)
         if action is Action.UPDATE:
             self._in_hand = None
             self.device.end_batch()
@@ -196,6 +203,7 @@ class Stage(Shared):
                 self.errors.explain(error, Action.FORWARD, None, packet.batch, shapes)
                 raise
             packet = held  # its tensors may go
+            begin = self._begin(packet)
             for runner in self.runners.values():
                 if self._by_layer and runner.index != first:
                     between(runner.index)
@@ -205,7 +213,17 @@ class Stage(Shared):
                     self._do(Action.BACKWARD, [runner], held)
                     if not self._updates_last:
                         self._do(Action.UPDATE, [runner], held)
+            self._end(begin, Action.FORWARD)
             return replace(packet, x=x, y=y, ready=self.device.mark_ready((x, y)))
+
+    def _begin(self, packet: Packet) -> Stamp:
+        """A stamp of a batch that is timed as a whole; None where its layers' actions are timed by themselves."""
+        return None if self.clock.by_layer(packet.sequence) else self.device.stamp()
+
+    def _end(self, begin: Stamp, action: Action) -> None:
+        if begin is not None:
+            # A forward has had layers learn, and a backward and an update are of the last one: in this order together.
+            self.clock.add_whole(None if self._by_layer and len(self.runners) > 1 else action, begin)
 
     def save(self, snapshot: Snapshot, moved: Callable[[], None]) -> None:
         """Copies what the layers have learnt into a snapshot, between two batches; ``moved`` is called after each

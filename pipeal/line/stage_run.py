@@ -17,8 +17,9 @@ from pipeal.config import document, dump_config, load_config
 from pipeal.core.atomic import write_whole
 from pipeal.core.checked import checked
 from pipeal.core.errors import DataError, Interrupted, LineError, PeerLostError, first_line
-from pipeal.engine.devices import all_devices, parse_device
+from pipeal.engine.devices import all_devices, make_current, parse_device
 from pipeal.engine.devices.threads import intra_op_threads
+from pipeal.engine.runner.attention import attention_without_plans
 from pipeal.engine.runner.compiling import check_compile
 from pipeal.engine.runner.precision import check_precision, matmul_precision
 from pipeal.engine.sizes import layers_of_stages
@@ -219,7 +220,7 @@ class StageRun:
         models = (
             self._kind.models(config, begin["blueprint"]) if experiment is None else experiment.models.under(config)
         )
-        device = parse_device(self._device)
+        device = make_current(self._device)
         check_precision(config.train.precision, [device])
         check_compile(config.engine.compile, [device])
         own = layers_of_stages(config.engine.sizes)[self.number]
@@ -228,6 +229,7 @@ class StageRun:
             self._open.callback(self._top.close)
         self._open.enter_context(intra_op_threads(config.engine.threads))
         self._open.enter_context(matmul_precision(config.engine.matmul))
+        self._open.enter_context(attention_without_plans({device.type}))
         states = None if saved is None else saved.layers()
         self._worker = StageWorker(self.number, models, config, own, self._device, self._emit, states, self._top)
         self._open.callback(self._worker.close)

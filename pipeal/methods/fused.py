@@ -80,7 +80,6 @@ def _rows_of(optimizer: torch.optim.Optimizer) -> dict[tuple[Any, ...], list[lis
         decoupled = group.get("decoupled_weight_decay", isinstance(optimizer, torch.optim.AdamW))
         kernel = torch._fused_adamw_ if decoupled else torch._fused_adam_
         call = (*group["betas"], *(group[key] for key in _OF_THE_CALL))  # a state that was read from text has lists
-        row: list[list[Tensor]] | None = None
         kind = None
         for parameter in group["params"]:
             gradient = parameter.grad
@@ -89,13 +88,16 @@ def _rows_of(optimizer: torch.optim.Optimizer) -> dict[tuple[Any, ...], list[lis
             state = states.get(parameter)
             if not state or gradient.is_sparse:  # the first step makes the states; a sparse one is refused there
                 return None
-            if row is None or kind != (parameter.dtype, parameter.device):
-                kind = parameter.dtype, parameter.device
+            own = parameter.dtype, parameter.device
+            if own != kind:
+                kind = own
                 row = rows.setdefault((kernel, kind, call), [[], [], [], [], []])
-            for tensors, one in zip(
-                row, (parameter, gradient, state["exp_avg"], state["exp_avg_sq"], state["step"]), strict=True
-            ):
-                tensors.append(one)
+                parameters, gradients, means, squares, steps = row
+            parameters.append(parameter)
+            gradients.append(gradient)
+            means.append(state["exp_avg"])
+            squares.append(state["exp_avg_sq"])
+            steps.append(state["step"])
     return rows
 
 

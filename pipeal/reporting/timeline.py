@@ -3,11 +3,15 @@ where layers are kept in the memory of the host, one per copy.
 
 stage 0 | F1 B1  U1 F2 B2  U2 F3 ...          busy 97 %   idle 3 %
 stage 1 |    F1 B1  U1 F2 B2  U2 ...
+
+On a GPU a bar is as long as the host had the action open there (host-open). How much of that had kernels to run for
+certain stands beside it (kernel-busy).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -60,10 +64,29 @@ def busy_shares(spans: Iterable[Span], within: Stretch) -> dict[int, float]:
     return shares
 
 
+def kernel_shares(spans: Iterable[Span], within: Stretch) -> dict[int, float]:
+    """For each stage on a GPU, the least share of a stretch in which there were kernels to run."""
+    on_gpus = [span for span in spans if span.given is not None]
+    given = [replace(span, begin=min(span.end, max(span.begin, span.given or 0.0))) for span in on_gpus]
+    return busy_shares(given, within)
+
+
+def shown_share(busy: float, kernels: float | None) -> str:
+    """What stands beside a stage.
+
+    >>> shown_share(0.975, None), shown_share(0.975, 0.4)
+    ('busy 98%, idle 2%', 'host-open 98%, kernel-busy ≥ 40%')
+    """
+    if kernels is None:
+        return f"busy {busy:.0%}, idle {1 - busy:.0%}"
+    return f"host-open {busy:.0%}, kernel-busy ≥ {kernels:.0%}"
+
+
 def draw_timeline(
     spans: Sequence[Span], path: str | Path, *, title: str, devices: Sequence[str], copies: Sequence[CopySpan] = ()
 ) -> None:
-    """Draws the actions of a run, with each stage's busy and idle share in the steady state.
+    """Draws the actions of a run, with each stage's busy and idle share in the steady state; those of a GPU are by its
+    host, with the least share in which it had kernels to run.
 
     Args:
         spans: What was recorded, in any order; best some tens of batches.
@@ -93,8 +116,8 @@ def draw_timeline(
         for edge in window:
             axes.axvline((edge - origin) * 1e3, color=_GREY, linewidth=0.9, linestyle=(0, (4, 3)), zorder=3)
 
-    busy = busy_shares(spans, window)
-    shares = [f"busy {busy.get(stage, 0.0):.0%}, idle {1 - busy.get(stage, 0.0):.0%}" for stage in range(stages)]
+    busy, kernels = busy_shares(spans, window), kernel_shares(spans, window)
+    shares = [shown_share(busy.get(stage, 0.0), kernels.get(stage)) for stage in range(stages)]
     axes.set_yticks(range(stages), [f"stage {stage} · {device}" for stage, device in enumerate(devices)])
     right = axes.secondary_yaxis("right")
     right.set_yticks(range(stages), shares)

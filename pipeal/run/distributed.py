@@ -18,12 +18,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeVar
 
-import torch
-
 from pipeal.config import RunConfig, all_values
 from pipeal.core.errors import ConfigError, PeerLostError
 from pipeal.core.methods import METHODS
-from pipeal.engine.devices import device_names
+from pipeal.engine.devices import ask_for_queues, device_names, gpu_count
 from pipeal.engine.devices.allocator import keep_freed_memory
 from pipeal.engine.distributed.launch import Launch
 from pipeal.engine.distributed.world import World, open_world
@@ -51,6 +49,7 @@ def carry_out(kind: Kind[Config], config: Config, resume: str, *, retry: bool = 
         PipealError: As there; and what is wrong with the processes, on every one of them.
     """
     keep_freed_memory()
+    ask_for_queues()  # before anything of CUDA
     launch = Launch.found()
     if launch is None or launch.size == 1:
         run_experiment(kind.read(config), resume, Site(retry=retry))
@@ -125,7 +124,9 @@ def _blaming(world: World) -> Iterator[None]:
 
 
 def _devices(config: RunConfig, launch: Launch) -> list[str]:
-    """As asked for; left open, all are ``cuda`` where each process can have a GPU, or else ``cpu``."""
+    """As asked for; left open, all are ``cuda`` where each process can have a GPU or was given one, or else ``cpu``."""
     if config.engine.devices == "auto":
-        return ["cuda" if torch.cuda.device_count() >= launch.local_size else "cpu"]
+        count = gpu_count()
+        was_given_one = count == 1 and "CUDA_VISIBLE_DEVICES" in os.environ
+        return ["cuda" if count >= launch.local_size or was_given_one else "cpu"]
     return device_names(config.engine.devices)

@@ -114,10 +114,11 @@ class Outcome:
             "stages": [
                 {
                     "busy_share": share,
+                    **({} if kernels is None else {"kernel_busy_share_at_least": kernels}),
                     "busy_s": {str(action): seconds for action, seconds in stage.busy.items()},
                     "waiting_s": stage.waiting,
                 }
-                for share, stage in zip(totals.busy_share, totals.stages, strict=True)
+                for share, kernels, stage in zip(totals.busy_share, totals.kernel_share, totals.stages, strict=True)
             ],
             "training_parameters": sum(self.parameters),
             "inference_parameters": self.parameters[0],
@@ -244,7 +245,10 @@ def _cost(outcome: Outcome, rival: Outcome | None) -> dict[str, Cell]:
     }
     if totals.tokens:  # images have none
         cells["tokens/s"] = f"{totals.tokens / totals.seconds:,.0f}"
-    cells["busy"] = _busy(totals.busy_share)
+    kernels = [share for share in totals.kernel_share if share is not None]
+    cells["host-open" if kernels else "busy"] = _shares(totals.busy_share)
+    if kernels:
+        cells["kernel-busy, at least"] = _shares(kernels)
     if rival is not None:
         cells["speed-up"] = f"{rival.epoch_s.mean / outcome.epoch_s.mean:.2f}×"
     return cells
@@ -255,10 +259,10 @@ def _rival(outcomes: Sequence[Outcome]) -> Outcome:
     return next((outcome for outcome in outcomes if outcome.config.train.mode == BASELINE.name), outcomes[0])
 
 
-def _busy(shares: Sequence[float]) -> str:
+def _shares(shares: Sequence[float]) -> str:
     """The share of each stage; of many, the least and the most.
 
-    >>> _busy([0.5, 0.96]), _busy([0.5, 0.25, 0.5, 0.75, 1.0])
+    >>> _shares([0.5, 0.96]), _shares([0.5, 0.25, 0.5, 0.75, 1.0])
     ('50% 96%', '25% to 100%')
     """
     if len(shares) > 4:

@@ -19,7 +19,7 @@ from pipeal.core.options import Precision
 from pipeal.core.protocols import TrainableLayer
 from pipeal.data import Batch, Share
 from pipeal.engine import Pipeline, Window, balance, parse_device
-from pipeal.engine.devices import device_names, fastest_precision
+from pipeal.engine.devices import device_names, fastest_precision, gpu_count, make_current
 from pipeal.engine.distributed.consistency import require_same
 from pipeal.engine.distributed.pipeline import DistributedPipeline, hand_out, own_threads
 from pipeal.engine.distributed.world import World
@@ -209,9 +209,13 @@ def stage_devices(world: World, engine: EngineConfig, kind: str) -> list[str]:
 
 
 def rank_device(world: World, engine: EngineConfig, kind: str) -> str:
-    """This rank's device; of a kind without a number, that of its place on its machine."""
+    """This rank's device; of a kind without a number, that of its place on its machine.
+
+    Where a process sees fewer GPUs than its machine has processes, as one each (``CUDA_VISIBLE_DEVICES``), places are
+    counted round.
+    """
     name = stage_devices(world, engine, kind)[world.mesh.stage_of(world.rank)]
-    return f"cuda:{world.launch.local_rank}" if name == "cuda" else name
+    return f"cuda:{world.launch.local_rank % max(1, gpu_count())}" if name == "cuda" else name
 
 
 def own_means(world: World, engine: EngineConfig, kind: str) -> dict[str, Any]:
@@ -220,14 +224,15 @@ def own_means(world: World, engine: EngineConfig, kind: str) -> dict[str, Any]:
 
 
 def require_devices(world: World, engine: EngineConfig, kind: str) -> None:
-    """Refuses, on every rank, a run for which one of them lacks its device; every rank calls it.
+    """Refuses, on every rank, a run for which one of them lacks its device, which else is made its current one; every
+    rank calls it.
 
     Raises:
         PlacementError: One does; says which, of those it happens to the first.
     """
     missing = None
     try:
-        parse_device(rank_device(world, engine, kind))
+        make_current(rank_device(world, engine, kind))
     except PlacementError as error:
         missing = str(error)
     for rank, found in enumerate(world.gather(missing)):

@@ -101,6 +101,14 @@ class Totals(Part):
         """For each stage, the share of the training time in which it worked."""
         return [stage.busy_s / self.stage_s if self.stage_s else 0.0 for stage in self.stages]
 
+    @property
+    def kernel_share(self) -> list[float | None]:
+        """For each stage on a GPU, the share of the training time in which it had kernels to run, at least."""
+        return [
+            None if stage.kernels_s is None else stage.kernels_s / self.stage_s if self.stage_s else 0.0
+            for stage in self.stages
+        ]
+
 
 @dataclass
 class Position:
@@ -200,7 +208,8 @@ def _require_consistent(position: Position) -> None:
     if shapes and position.rows and [shape[1] for shape in shapes] != (known := [*map(len, position.rows[-1].losses)]):
         raise ValueError(f"losses: {shapes}, but the row before has {known}, layer by layer")
     for stage in totals.stages:
-        if set(stage.busy) != set(Action) or not all(0 <= s < math.inf for s in stage.waiting.values()):
+        seconds = (*stage.waiting.values(), stage.kernels_s or 0.0)
+        if set(stage.busy) != set(Action) or not all(0 <= s < math.inf for s in seconds):
             raise ValueError(f"totals.stages: found {reprlib.repr(stage)}")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
+import os
 from typing import Any
 
 import pytest
@@ -47,14 +47,38 @@ def test_devices_that_differ_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
         require_same([here, there])
 
 
+def test_the_queues_of_cuda_are_settled_before_ranks_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prediction 10 of the GPU reading. Data is read later, which asks CUDA for a GPU to pin memory for."""
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "")  # and back
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS")
+    facts_of(monkeypatch, "engine.devices=cpu")
+    assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"
+
+
 def test_devices_that_are_left_open_are_compared_by_what_comes_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpus = SimpleNamespace(device_count=lambda: 1)
-    monkeypatch.setattr(distributed, "torch", SimpleNamespace(cuda=gpus))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(distributed, "gpu_count", lambda: 1)
     left_open = facts_of(monkeypatch)
     require_same([left_open, facts_of(monkeypatch, "engine.devices=cpu")])
-    gpus.device_count = lambda: 2
+    monkeypatch.setattr(distributed, "gpu_count", lambda: 2)
     with pytest.raises(ConfigError, match=r"rank 1 has engine\.devices cuda, rank 0 has cpu"):
         require_same([left_open, facts_of(monkeypatch)])
+
+
+@pytest.mark.parametrize(
+    ("visible", "seen", "wanted"), [(None, 1, "cpu"), (None, 2, "cuda"), ("3", 1, "cuda"), ("", 0, "cpu")]
+)
+def test_a_process_that_was_given_one_gpu_has_it(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, seen: int, wanted: str
+) -> None:
+    """Prediction 11 of the GPU reading: of two processes that each see one GPU, both trained on the CPU."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # and back
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES") if visible is None else monkeypatch.setenv(
+        "CUDA_VISIBLE_DEVICES", visible
+    )
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setattr(distributed, "gpu_count", lambda: seen)
+    assert facts_of(monkeypatch)["engine.devices"] == wanted
 
 
 @pytest.mark.parametrize("same", ["cpu,cpu", "[cpu, cpu]"])

@@ -13,6 +13,7 @@ from bench.virtual import VirtualLayer
 from pipeal.config import EngineConfig, LanguageConfig, TextConfig, load_config
 from pipeal.core.errors import PlacementError
 from pipeal.core.modules import module_of
+from pipeal.engine.devices import parse_device
 from pipeal.engine.distributed.world import World
 from pipeal.engine.pipeline import Pipeline
 from pipeal.run import team
@@ -35,6 +36,31 @@ def test_a_device_that_one_rank_lacks_is_told_on_every_rank(monkeypatch: pytest.
     assert len({str(error) for error in errors}) == 1
     assert str(errors[0]).startswith(f"rank 1 (stage 1) on {worlds[0].peers[1].host}: ")
     assert "cuda:99" in str(errors[0])
+
+
+def test_each_rank_settles_on_its_gpu_before_anything_is_put_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prediction 12 of the GPU reading: what names no GPU came to be on the first one, from each of the processes."""
+    current: list[str] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: current.append(str(device)))
+    with ranks(2) as worlds:
+        for number, world in enumerate(worlds):
+            world.launch = replace(world.launch, local_rank=number, local_size=2)
+        errors = each(worlds, lambda world: require_devices(world, EngineConfig(), "cuda"))
+    assert errors == [None, None]
+    assert sorted(current) == ["cuda:0", "cuda:1"]
+
+
+@pytest.mark.parametrize(("seen", "wanted"), [(4, [0, 1, 2, 3]), (1, [0, 0, 0, 0]), (2, [0, 1, 0, 1])])
+def test_a_process_that_sees_one_gpu_takes_that(monkeypatch: pytest.MonkeyPatch, seen: int, wanted: list[int]) -> None:
+    """Prediction 11 of the GPU reading: with one GPU for each process in CUDA_VISIBLE_DEVICES, the second asked for
+    cuda:1, which it does not see, and the run ended with exit code 2."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: seen)
+    mesh = SimpleNamespace(stages=4, stage_of=lambda rank: rank)
+    for rank, gpu in enumerate(wanted):
+        world: Any = SimpleNamespace(mesh=mesh, rank=rank, launch=SimpleNamespace(local_rank=rank))
+        assert team.rank_device(world, EngineConfig(), "cuda") == f"cuda:{gpu}"
+        assert str(parse_device(team.rank_device(world, EngineConfig(), "cuda"))) == f"cuda:{gpu}"
 
 
 def test_stages_are_balanced_by_what_layers_cost_in_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -147,8 +147,8 @@ def test_a_mistake_is_told_in_one_line_with_exit_code_2(
 def test_without_a_compiler_nothing_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def none_here(kind: str) -> None:
-        raise ConfigError(f"nothing can be compiled for device {kind!r} here")
+    def none_here(device: object) -> None:
+        raise ConfigError(f"nothing can be compiled for device '{device}' here")
 
     monkeypatch.setattr(compiling, "_check_compiler", none_here)
     code, _, err = leaves(

@@ -28,7 +28,7 @@ from pipeal import AE, AL, ENC, ALPackage, ConfigError, Dropout, LabelAE, Pipeli
 from pipeal.core.options import EngineOptions
 from pipeal.engine import SCHEDULES, Schedule
 from pipeal.engine.runner.compile_gate import Abandoned, CompileGate
-from pipeal.engine.runner.compiling import _check_compiler, _numerics
+from pipeal.engine.runner.compiling import _check_compiler, _numerics, check_compile
 from pipeal.engine.runner.regions import CompileWarning, Region, compiler_settings, installed, regions
 from pipeal.planning.measure.layers import WARM_UP, layer_costs
 from pipeal.planning.planner import place
@@ -573,7 +573,7 @@ def test_what_stands_in_for_a_refused_region_compiles_alone(monkeypatch: pytest.
         "pipeal.engine.runner.compiling.compiler_settings",
         lambda **how: alone.append(1) or compiler_settings(**how),  # type: ignore[func-returns-value]
     )
-    _check_compiler("cpu")  # compiles something, once per process
+    _check_compiler(torch.device("cpu"))  # compiles something, once per process
     with Pipeline(small(), threads=1, compile="static") as pipe, warnings.catch_warnings():
         warnings.simplefilter("ignore", CompileWarning)
         alone.clear()
@@ -708,8 +708,16 @@ def test_no_compiler() -> None:
             ConfigError, match=r"nothing can be compiled for device 'cpu' here: .*; install a C\+\+"
         ) as caught,
     ):
-        _check_compiler.__wrapped__("cpu")
+        _check_compiler.__wrapped__(torch.device("cpu"))
     assert "\n" not in str(caught.value)
+
+
+def test_the_compiler_is_tried_on_the_devices_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prediction 12 of the GPU reading: on plain "cuda", each rank had half a gigabyte on the first GPU."""
+    tried: list[str] = []
+    monkeypatch.setattr("pipeal.engine.runner.compiling._check_compiler", lambda device: tried.append(str(device)))
+    check_compile("static", [torch.device(name) for name in ("cpu", "cuda:3", "cpu")])
+    assert sorted(tried) == ["cpu", "cuda:3"]
 
 
 # What else depends on it

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
+from pipeal.core.options import EngineOptions
 from pipeal.engine.devices import cpus, threads
+from pipeal.engine.execution.channel import Stopped
+from pipeal.engine.execution.worker import SharedProgress, StageThread
 from pipeal.engine.schedule import SCHEDULES
 
 
@@ -67,3 +73,32 @@ def test_threads_heed_the_environment_unless_they_are_asked_for(
     one, two = (threads.threads_each(["cpu"] * stages, SCHEDULES["pipelined"]) for stages in (1, 2))
     assert (one, two) == ((omp or 8), min(4, omp or 4))
     assert threads.threads_each(["cpu"] * 2, SCHEDULES["pipelined"], wanted=7) == 7
+
+
+@pytest.mark.parametrize(
+    ("devices", "wanted"), [(["cuda:0"], 1), (["cuda:0"] * 4, 1), (["cuda:0", "cpu"], 8), (["cpu", "cuda:0", "cpu"], 4)]
+)
+def test_cores_are_shared_among_stages_on_cpus(
+    devices: list[str], wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prediction 17 of the GPU reading: stages on GPUs took all cores for operators that they hardly have."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(threads, "cores", lambda: 8)
+    assert threads.threads_each(devices, SCHEDULES["pipelined"]) == wanted
+
+
+@pytest.mark.parametrize(("types", "wanted"), [(["cpu"], 3), (["cuda"], 1), (["cpu", "cuda"], 3)])
+def test_the_worker_of_a_gpu_has_one_thread_for_operators(types: list[str], wanted: int) -> None:
+    found: list[int] = []
+
+    def get() -> Any:
+        found.append(torch.get_num_threads())
+        raise Stopped
+
+    stage: Any = SimpleNamespace(number=0, device=SimpleNamespace(types=types))
+    before = torch.get_num_threads()
+    worker = StageThread("test", stage, SharedProgress(1, []), SimpleNamespace(get=get), EngineOptions(threads=3))  # type: ignore[arg-type]
+    worker.start()
+    worker.join()
+    torch.set_num_threads(before)
+    assert found == [wanted]

@@ -426,6 +426,55 @@ def engine_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("pipeal-inference")]
 
 
+def test_in_an_open_pipeline_predictions_share_their_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prediction 2 of the GPU reading: each prediction started new threads, and cuDNN plans its convolutions for each
+    thread anew, which took up to two seconds in the first batch of every evaluation."""
+    started: list[str] = []
+    start = threading.Thread.start
+
+    def counted(thread: threading.Thread) -> None:
+        started.append(thread.name)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", counted)
+    stages = [f"pipeal-inference-{number}" for number in range(3)]
+    pipe = Pipeline([Watched() for _ in range(3)], threads=1)
+    for _ in range(2):
+        with pipe:
+            started.clear()
+            assert len(list(pipe.predict_each([None] * 5))) == 5
+            assert len(list(pipe.predict_each([None] * 2, exit_at=2))) == 2
+            assert len(list(pipe.predict_exits([None] * 4))) == 4
+            assert started == stages == engine_threads()
+            for _ in pipe.predict_each([None] * 20):
+                break  # what is under way is left: its threads end
+            assert engine_threads() == []
+            under_way = pipe.predict_each([None] * 9)
+            next(under_way)
+            assert started == stages * 2
+        assert engine_threads() == stages  # those of the iterator that is open still
+        assert len(list(under_way)) == 8
+        assert engine_threads() == []
+    started.clear()
+    assert len(list(pipe.predict_each([None] * 2, exit_at=2))) == 2
+    assert started == stages[:2]
+    assert engine_threads() == []
+
+
+def test_after_a_failed_prediction_the_next_has_new_threads() -> None:
+    def once(path: str, visit: int) -> None:
+        if (path, visit) == ("f", 1):
+            raise LookupError("the trap")
+
+    with Pipeline([Watched(), Watched(once)], threads=1) as pipe:
+        list(pipe.predict_each([torch.ones(1, 2)]))
+        with pytest.raises(LookupError, match="the trap"):
+            list(pipe.predict_each([torch.ones(1, 2)]))
+        assert engine_threads() == []
+        assert len(list(pipe.predict_each([torch.ones(1, 2)] * 3))) == 3
+    assert engine_threads() == []
+
+
 @pytest.mark.parametrize("schedule", ["sequential", "pipelined"])
 @pytest.mark.parametrize("way", ["break", "raise", "interrupt", "close"])
 def test_leaving_early_ends_the_threads_and_gives_the_modes_back(schedule: str, way: str) -> None:

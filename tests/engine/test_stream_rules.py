@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
 
 import pipeal.engine.inference.predictor
 import pipeal.engine.pipeline
@@ -153,6 +154,38 @@ def test_a_gpu_that_an_error_has_broken_does_not_hide_it(world: World, monkeypat
     with pytest.raises(ValueError, match="broken") as caught, Pipeline([Failing(world)], ["cuda:0"], threads=1) as pipe:
         pipe.run([made(world, "cpu")])
     assert "device cuda:0 takes no more work: CUDA error: device-side assert triggered" in caught.value.__notes__
+
+
+@pytest.mark.parametrize(
+    ("devices", "wanted"),
+    [
+        (["cuda:0"], [3]),
+        (["cuda:0", "cuda:1"], [3, 3]),
+        (["cuda:0", "cuda:1", "cuda:0"], [2, 3, 2]),
+        (["cuda:0", "cuda:0", "cpu", "cuda:0"], [1, 1, 3, 1]),
+        (["cuda:0"] * 4, [1, 1, 1, 1]),
+    ],
+    ids=str,
+)
+def test_stages_that_share_a_gpu_run_less_far_ahead_of_it(world: World, devices: list[str], wanted: list[int]) -> None:
+    """Prediction 15 of the GPU reading: four stages, three batches ahead each, fill the GPU's queue of launches. Who
+    comes next waits with the lock of the context."""
+    pipe = Pipeline([PaperLayer(world) for _ in devices], devices, threads=1)
+    assert [stage.device.run_ahead for stage in pipe.stages] == wanted
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 3])
+def test_the_host_waits_for_the_batch_that_is_so_many_behind(world: World, ahead: int) -> None:
+    device = CudaDevice(torch.device("cuda:0"))
+    device.run_ahead = ahead
+    waited = []
+    for _ in range(5):
+        before = len(device._ends)
+        device.limit_run_ahead()
+        waited.append(len(device._ends) < before)
+        assert len(device._ends) < ahead
+        device.end_batch()
+    assert waited == [batch >= ahead for batch in range(5)]
 
 
 def does_nothing(*_: Any) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeal import ConfigError, Dropout
 from pipeal.core.rng import keyed
+from pipeal.methods.dropout import dropped
 
 probabilities = st.floats(0, 1, exclude_max=True)
 
@@ -133,3 +137,69 @@ def test_layers_batches_and_draws_differ() -> None:
     halves = [tuple(half) for found in masks for half in (found[:64], found[64:])]
     assert len(set(halves)) == len(halves)
     assert mask(1, 2, 0) == masks[9 + 6]
+
+
+class Operators(TorchDispatchMode):
+    """Notes what is run: on a GPU each is a kernel, but for views and memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name not in ("empty", "view", "slice", "detach", "ones_like", "expand", "randn"):
+            self.names.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+@given(p=st.floats(0.01, 0.99), dtype=st.sampled_from(["float32", "float64"]), key=st.integers(0, 9))
+def test_on_a_gpu_the_same_bytes_drop_the_same_elements(p: float, dtype: str, key: int) -> None:
+    """Its arithmetic, on a CPU: forth, back, and back once more."""
+    layer, found = Dropout(p), []
+    threshold = min(round(p * 256), 255)
+    if threshold == 0:
+        return
+    for way in (layer, lambda x: dropped(x, threshold)):
+        x = torch.arange(63, dtype=getattr(torch, dtype)).view(7, 9).requires_grad_()
+        with keyed(key):
+            out = way(x)
+        (gradient,) = torch.autograd.grad((out**2).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(gradient.sum(), x)
+        found.append((out, gradient, second))
+    assert all(map(torch.equal, *found))
+
+
+def test_on_a_gpu_dropout_takes_a_kernel_less_and_a_byte_for_each_element() -> None:
+    """Prediction 8 of the GPU reading: four kernels, and a mask of the type of the activation is kept."""
+    kept: list[int] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.append(tensor.nbytes)
+        return tensor
+
+    before, after = Operators(), Operators()
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda one: one):
+        with before:
+            Dropout(0.3)(torch.randn(16, 8, requires_grad=True)).sum().backward()
+        with after:
+            dropped(torch.randn(16, 8, requires_grad=True), 77).sum().backward()
+    assert before.names == ["random_", "ge", "mul_", "mul", "sum", "mul"]
+    assert after.names == ["random_", "ge", "native_dropout_backward", "sum", "native_dropout_backward"]
+    assert kept == [4 * 128, 128]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_gpu_keeps_the_mean_and_the_mask(dtype: torch.dtype) -> None:
+    x = torch.ones(400_000, device="cuda", dtype=dtype, requires_grad=True)
+    with keyed(1, 2, 3):
+        out = Dropout(0.3)(x)
+    with keyed(1, 2, 3):
+        again = Dropout(0.3)(x)
+    out.sum().backward()
+    assert x.grad is not None
+    assert torch.equal(out, again)
+    assert torch.equal(x.grad, out)
+    assert abs(out.double().mean().item() - 1) < 0.01
+    assert len(out.unique()) == 2

@@ -67,6 +67,24 @@ def test_what_a_resumed_training_counts_goes_on() -> None:
     assert after.part == Part(2.0, 4, 16, 49, 59, Counter({(4, 10): 2, (4, 9): 2}))
 
 
+def test_kernel_busy_goes_on_over_a_checkpoint_and_is_unknown_where_it_was() -> None:
+    class Report:
+        seconds = 2.0
+        stages = [StageTimes(dict.fromkeys(Action, 0.2), {"input": 0.0}, 0.5)] * 1
+
+    totals = position().totals
+    totals.stages = []
+    totals.watched(Report())  # type: ignore[arg-type]
+    found = position()
+    found.totals = totals
+    totals = Position.of(found.state(), []).totals
+    totals.watched(Report())  # type: ignore[arg-type]
+    assert totals.kernel_share == [0.25]
+    totals.stages[0] = StageTimes(totals.stages[0].busy, totals.stages[0].waiting)  # of a version that did not know it
+    totals.watched(Report())  # type: ignore[arg-type]
+    assert totals.kernel_share == [None]
+
+
 def test_the_times_of_other_stages_than_before_begin_anew() -> None:
     class Report:
         seconds = 2.0

@@ -113,6 +113,20 @@ def test_the_reasons_of_idle_time_are_shares_of_all_time(tmp_path):
     assert "stage 0 · cpu 1 20.0 % 26.7 % 3.3 % 50.0 % 10.0 % 30.0 % 0.0 % 0.0 % 10.0 %" in report(run.folder).text
 
 
+def test_a_gpu_is_host_open_and_kernel_busy(tmp_path):
+    """Prediction 6 of the GPU reading: what was called busy is that its host had work open there."""
+    folder = make_run(tmp_path / "run")
+    first, second = SUMMARY["stages"]
+    on_gpu = {"devices": ["cuda:0", "cpu"], "stages": [first | {"kernel_busy_share_at_least": 0.25}, second]}
+    (folder / "summary.json").write_text(json.dumps(SUMMARY | on_gpu))
+    text = report(folder).text
+    assert "update host-open kernel-busy input" in text
+    assert "stage 0 · cuda:0 1 20.0 % 26.7 % 3.3 % 50.0 % ≥ 25.0 % 10.0 %" in text
+    assert "for so much of it, at least, there were kernels to run" in text
+    assert "mean host-open" in report(folder, make_run(tmp_path / "other")).text
+    assert "kernel-busy" not in report(make_run(tmp_path / "another")).text
+
+
 def test_parameters_are_those_of_training_and_those_of_an_inference(tmp_path):
     """A run's own section called those of an inference the parameters, the comparison all that are trained."""
     whole = tmp_path / "runs"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from matplotlib import image
 
 from pipeal.engine.trace import CopySpan, Way
-from pipeal.reporting.timeline import ACTIONS, COPIES, busy_shares, draw_timeline, steady
+from pipeal.reporting.timeline import ACTIONS, COPIES, busy_shares, draw_timeline, kernel_shares, steady
 
 
 @dataclass
@@ -19,6 +19,7 @@ class Span:
     batch: int
     begin: float
     end: float
+    given: float | None = None
 
 
 def pipelined(stages, batches, f=0.005, b=0.010, u=0.001):
@@ -70,6 +71,14 @@ def test_one_after_the_other_shares_the_time():
 def test_actions_at_the_same_time_count_once():
     run = [Span(0, 0, "B", 0, 0.0, 2.0), Span(0, 1, "B", 0, 1.0, 3.0), Span(0, 2, "B", 0, 1.2, 1.5)]
     assert busy_shares(run, (0.0, 4.0)) == {0: 0.75}
+
+
+def test_kernels_of_a_gpu_are_certain_from_when_its_host_has_given_them():
+    """Prediction 6 of the GPU reading: a stage was busy for nearly all of the time in which its host opened actions."""
+    run = [Span(0, 0, "F", 0, 0.0, 4.0, 3.0), Span(0, 0, "B", 0, 4.0, 8.0, 1.0), Span(0, 0, "U", 0, 8.0, 9.0, 12.0)]
+    run.append(Span(1, 1, "F", 0, 0.0, 9.0))  # on a CPU
+    assert busy_shares(run, (0.0, 10.0)) == {0: 0.9, 1: 0.9}
+    assert kernel_shares(run, (0.0, 10.0)) == {0: 0.5}
 
 
 @given(spans, st.floats(0, 10), st.floats(0, 10))

@@ -2,7 +2,17 @@
 
 from pipeal.engine.devices.base import Device, Lane, Ready, RemoteDevice, Stamp
 from pipeal.engine.devices.cuda import CudaDevice, ready_now, take_over
-from pipeal.engine.devices.named import all_devices, device_names, fastest_precision, open_device, parse_device
+from pipeal.engine.devices.named import (
+    all_devices,
+    ask_for_queues,
+    device_names,
+    fastest_precision,
+    gpu_count,
+    make_current,
+    open_device,
+    parse_device,
+    share_gpus,
+)
 from pipeal.engine.devices.row import DeviceRow
 
 __all__ = [
@@ -14,10 +24,14 @@ __all__ = [
     "RemoteDevice",
     "Stamp",
     "all_devices",
+    "ask_for_queues",
     "device_names",
     "fastest_precision",
+    "gpu_count",
+    "make_current",
     "open_device",
     "parse_device",
     "ready_now",
+    "share_gpus",
     "take_over",
 ]

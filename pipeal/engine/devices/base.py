@@ -23,7 +23,8 @@ Ready: TypeAlias = "torch.cuda.Event | None"
 """When a packet may be read; None where it already may."""
 
 RUN_AHEAD = 3
-"""Batches of work that may lie before a GPU: enough that it never waits for the host to speak, and no more."""
+"""Batches of work that may lie before a stage alone on its GPU: enough that this never waits for the host to speak, and
+no more."""
 
 _NOTHING = nullcontext()
 
@@ -73,10 +74,12 @@ class Device:
     Attributes:
         lags: Whether work has yet to be done when the host has given it.
         far: Whether another process works on it, and this one only knows of it.
+        run_ahead: Batches of this stage's work that may lie before it, at least 1.
     """
 
     lags = False
     far = False
+    run_ahead = RUN_AHEAD
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -167,7 +170,7 @@ class Device:
         """Marks the end of a batch's work."""
 
     def limit_run_ahead(self) -> None:
-        """Waits, before a new batch, until the device is at most :data:`RUN_AHEAD` batches behind."""
+        """Waits, before a new batch, until the device is fewer than ``run_ahead`` batches behind."""
 
     def stamp(self) -> Stamp:
         """Now, as this device's work goes."""
@@ -180,6 +183,9 @@ class Device:
     def seconds(self, stamp: Stamp) -> float | None:
         """A stamp on the host's clock; None while the device has not come to it."""
         return float(stamp)
+
+    def reuse(self, *stamps: Stamp) -> None:
+        """Lets stamps that no one will ask about any more be made into others."""
 
     def between(self, begin: Stamp, end: Stamp) -> float:
         """The seconds from one stamp to another that the device has both come to."""

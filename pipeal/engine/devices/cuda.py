@@ -23,7 +23,7 @@ from torch import Tensor
 
 from pipeal.core.errors import PlacementError
 from pipeal.core.tree import Tree, map_tensors, tensors
-from pipeal.engine.devices.base import RUN_AHEAD, Device, Lane, Ready, Stamp
+from pipeal.engine.devices.base import Device, Lane, Ready, Stamp
 from pipeal.engine.devices.copies import carried, pinned, to_pinned
 from pipeal.engine.devices.locked import locked_memory
 
@@ -40,6 +40,7 @@ class CudaDevice(Device):
         self.compute = torch.cuda.Stream(device)
         self.copy = torch.cuda.Stream(device)
         self._ends: deque[torch.cuda.Event] = deque()
+        self._spare: list[torch.cuda.Event] = []
         zero = self.stamp()
         zero.synchronize()
         self._zero = (zero, time.perf_counter())
@@ -135,12 +136,17 @@ class CudaDevice(Device):
     def limit_run_ahead(self) -> None:
         """Bounds memory: the host gives work much faster than the device does it, and the packets that lie
         between two devices would grow with the distance between their hosts and them."""
-        if len(self._ends) >= RUN_AHEAD:
+        if len(self._ends) >= self.run_ahead:
             self._ends.popleft().synchronize()
 
     def stamp(self) -> Stamp:
         """An event on the compute stream."""
-        return self.compute.record_event(torch.cuda.Event(enable_timing=True))
+        event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
+        return self.compute.record_event(event)
+
+    def reuse(self, *stamps: Stamp) -> None:
+        """Keeps the events: to make and free one takes longer than to record it."""
+        self._spare += stamps
 
     def seconds(self, stamp: Stamp) -> float | None:
         """The event's time on the host's clock, from a first event whose time is known on both."""

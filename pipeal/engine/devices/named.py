@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import torch
 
 from pipeal.core.errors import PlacementError
 from pipeal.core.options import Precision
-from pipeal.engine.devices.base import Device
+from pipeal.engine.devices.base import RUN_AHEAD, Device
 from pipeal.engine.devices.cuda import CudaDevice
+
+_QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 
 def parse_device(name: str | int | torch.device) -> torch.device:
@@ -28,13 +31,30 @@ def parse_device(name: str | int | torch.device) -> torch.device:
         return torch.device("cpu")
     if device.type != "cuda":
         raise PlacementError(f"device {str(device)!r} is not supported; expected 'cpu', 'cuda' or 'cuda:N'")
-    count = torch.cuda.device_count()
+    count = gpu_count()
     # Of the name: torch keeps eight bits of a number, and makes cuda:0 of 'cuda:256', and cuda:-25 of 'cuda:999'.
     index = int(str(name).partition(":")[2] or 0)
     if not 0 <= index < count:
         has = f"{count} CUDA device(s): cuda:0 to cuda:{count - 1}" if count else "no CUDA device; use 'cpu'"
         raise PlacementError(f"device 'cuda:{index}' does not exist; this machine has {has}")
     return torch.device("cuda", index)
+
+
+def make_current(name: str | torch.device) -> torch.device:
+    """Has a GPU be the calling thread's current one, before anything is put on any.
+
+    What names no GPU would else come to be on the first one, with a context of half a gigabyte, from each process.
+
+    Returns:
+        The device, of whatever kind.
+
+    Raises:
+        PlacementError: As :func:`parse_device`.
+    """
+    device = parse_device(name)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
 
 
 def device_names(text: str | Sequence[str]) -> list[str]:
@@ -61,7 +81,23 @@ def device_names(text: str | Sequence[str]) -> list[str]:
 
 def all_devices() -> list[str]:
     """All GPUs of this machine, or the CPU without any."""
-    return [f"cuda:{number}" for number in range(torch.cuda.device_count())] or ["cpu"]
+    return [f"cuda:{number}" for number in range(gpu_count())] or ["cpu"]
+
+
+def gpu_count() -> int:
+    """How many GPUs this process sees; the first thing that is asked of CUDA."""
+    ask_for_queues()
+    return torch.cuda.device_count()
+
+
+def ask_for_queues() -> None:
+    """Has CUDA, if it has not begun, make as many hardware queues as it can, unless the user has said how many.
+
+    By default it makes 8. A stage has streams for its work, its copies and the layers of its host, and in a process of
+    its own one for each direction and for averages: those that share a queue wait for each other.
+    """
+    if not torch.cuda.is_initialized():
+        os.environ.setdefault(_QUEUES, "32")
 
 
 def fastest_precision(*names: str | torch.device) -> Precision:
@@ -82,3 +118,14 @@ def open_device(name: str | torch.device) -> Device:
     """A stage's own handle on a device, with streams of its own where the device has streams."""
     device = parse_device(name)
     return CudaDevice(device) if device.type == "cuda" else Device(device)
+
+
+def share_gpus(handles: Sequence[Device]) -> None:
+    """Has stages on one GPU run ahead of it by 2 batches each where they are two, and by 1 where they are more.
+
+    A GPU takes some thousand operators ahead. Who gives it one more is held up, together with all who want to give it
+    anything, as long as its oldest work takes.
+    """
+    for handle in handles:
+        together = sum(other.lags and other.device == handle.device for other in handles)
+        handle.run_ahead = max(1, RUN_AHEAD + 1 - max(1, together))

@@ -12,13 +12,15 @@ from pipeal.engine.schedule import Schedule
 
 
 def threads_each(devices: Sequence[str | torch.device], schedule: Schedule, wanted: int | None = None) -> int:
-    """Intra-op threads per worker: as many as wanted; else all cores for one at a time, each CPU stage its share.
+    """Intra-op threads per CPU worker: as many as wanted; else all cores for one at a time, each CPU stage its share.
 
-    Unless wanted, no more than ``OMP_NUM_THREADS`` says.
+    One where no stage is on a CPU. Unless wanted, no more than ``OMP_NUM_THREADS`` says.
     """
     if wanted is not None:
         return wanted
     on_cpu = sum(torch.device(device).type == "cpu" for device in devices)
+    if not on_cpu:
+        return 1  # what is left of operators for the host of a GPU is small
     share = cores() if schedule.serial or on_cpu <= 1 else max(1, cores() // on_cpu)
     return min(share, omp_threads() or share)
 

@@ -14,7 +14,7 @@ from pipeal.core.modules import layers_of, module_of
 from pipeal.core.options import EngineOptions
 from pipeal.core.partition import balance
 from pipeal.core.protocols import TrainableLayer
-from pipeal.engine.devices import Device, RemoteDevice, open_device
+from pipeal.engine.devices import Device, RemoteDevice, make_current, open_device
 from pipeal.engine.devices.cpus import cores
 from pipeal.engine.distributed.channel import BrokenWireError, Wire
 from pipeal.engine.distributed.executor import DistributedExecutor
@@ -28,6 +28,7 @@ from pipeal.engine.distributed.requests import spans_in, times_in
 from pipeal.engine.distributed.world import World
 from pipeal.engine.execution.executors import Executor
 from pipeal.engine.pipeline import Pipeline
+from pipeal.engine.runner.attention import attention_without_plans
 from pipeal.engine.runner.precision import matmul_precision
 from pipeal.engine.schedule import Schedule
 from pipeal.engine.sizes import layers_of_stages
@@ -61,7 +62,7 @@ class _Line(Pipeline):
         **settings: Any,
     ) -> None:
         self.world = world
-        self._own = open_device(device)
+        self._own = open_device(make_current(device))
         self._seats = take_seats(world, self._own)
         super().__init__(model, ["cpu"] * world.mesh.stages, schedule, **settings)
 
@@ -136,7 +137,8 @@ class _Line(Pipeline):
         groups = open_groups(self.world, self._seats)
         node = Node(self.world, self._seats, groups, self._stage, self.schedule, self.options)
         if self.world.mesh.replicas > 1:
-            alike = Alike(self.world, groups, self._own, lambda: node.progress.stopped)
+            last, _ = self._stage.layers[-1]
+            alike = Alike(self.world, groups, self._own, lambda: node.progress.stopped, last=last)
             alike.require_alike(self._stage)
             self._stage.learn_with(alike)
         return node
@@ -294,7 +296,7 @@ def serve(
     line = _Line(model, world, device, schedule, **settings)
     stage = line._stage
     stage.reset()
-    with matmul_precision(line.options.matmul), line._ready():
+    with matmul_precision(line.options.matmul), attention_without_plans(line._kinds), line._ready():
         stage.device.follow_caller()
         node = line._open_node()
         try:

@@ -88,8 +88,9 @@ def take_seats(world: World, device: Device) -> list[Seat]:
     Raises:
         PeerLostError: Someone is lost.
     """
-    gpu = str(getattr(torch.cuda.get_device_properties(device.device), "uuid", device)) if device.lags else None
-    machine = world.peers[world.rank].machine.split(" ")[0]
+    peer = world.peers[world.rank]
+    machine = peer.machine.split(" ")[0]
+    gpu = gpu_of(device.device, machine or peer.host) if device.lags else None
     own = {"device": str(device), "gpu": gpu, "machine": machine, "ahead": time.time() - perf_counter()}
     found = world.gather(own)
     first = found[0]
@@ -97,6 +98,19 @@ def take_seats(world: World, device: Device) -> list[Seat]:
         Seat(one["device"], one["gpu"], 0.0 if one["machine"] == first["machine"] else one["ahead"] - first["ahead"])
         for one in found
     ]
+
+
+def gpu_of(device: torch.device, machine: str) -> str:
+    """Which GPU of all a device is, as NCCL tells them apart: by its place on the bus of its machine.
+
+    Parts of one GPU (MIG) have identifiers of their own, but one place, and NCCL refuses two ranks there. A PyTorch
+    that does not know the place, as 2.6 does not, gives the identifier.
+    """
+    properties = torch.cuda.get_device_properties(device)
+    place = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+    if None in place:
+        return str(getattr(properties, "uuid", device))
+    return f"{machine} {':'.join(map(str, place))}"
 
 
 def open_groups(world: World, seats: list[Seat]) -> Groups:
@@ -148,6 +162,9 @@ def gpu_group(ranks: list[int], seat: Seat) -> Any:
     """A group over NCCL of some ranks; every rank calls it, with its own seat, and those that are not of it, too."""
     # Else NCCL's own watchdog ends this process, before it can say whom it lost; torchrun asks for that.
     os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+    # Likewise: its monitor ends a process whose watchdog stands still for minutes, as it may in an abort. Whether peers
+    # live is watched by the world. A newer PyTorch has no such monitor.
+    os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
     bound: dict[str, Any] = {}
     # Left to itself, a newer PyTorch takes the GPU of this rank's number, on its machine or of all. An older one asks
     # nobody, and takes that of the first tensor.

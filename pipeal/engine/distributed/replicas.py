@@ -43,13 +43,14 @@ from pipeal.engine.state.layer_state import layer_state
 class _UnderWay:
     """What is being averaged for one layer: rows of several tensors each, and which."""
 
-    facts: Tensor  # all replicas' samples, of this batch and of the gradients, then how many have one, by parameter
+    counts: list[int]  # own samples, of this batch and of the gradients, then whether it has one, by parameter
     works: list[Any]
     parameters: list[nn.Parameter]
     shares: list[tuple[list[int], Tensor]]
     losses: int
     buffers: list[Tensor]
     firsts: list[tuple[list[int], Tensor]]
+    counted: tuple[Any, Tensor] | None = None  # the counts of all replicas, once they have been sent
 
 
 class Alike:
@@ -60,12 +61,13 @@ class Alike:
         groups: With a group of these ranks for the host, and one for their GPUs where each has its own.
         device: The stage's device.
         stopped: Whether the pipeline is ending.
+        last: The number of the stage's last layer: with it, the counts of all go to the others at once.
 
     Attributes:
         replica: Which of them this is.
     """
 
-    def __init__(self, world: World, groups: Groups, device: Device, stopped: Callable[[], bool]) -> None:
+    def __init__(self, world: World, groups: Groups, device: Device, stopped: Callable[[], bool], *, last: int) -> None:
         assert groups.alike is not None
         self.replica = world.mesh.replica_of(world.rank)
         self._world = world
@@ -75,7 +77,9 @@ class Alike:
         self._by_host = device.lags and not self._on_gpus
         self._device = device.device
         self._stopped = stopped
+        self._last = last
         self._under_way: dict[int, _UnderWay] = {}
+        self._uncounted: list[_UnderWay] = []
 
     @torch.no_grad()
     def begin(self, index: int, layer: TrainableLayer, losses: list[Tensor] | None, samples: int, learnt: int) -> None:
@@ -96,8 +100,7 @@ class Alike:
         module = module_of(layer)
         parameters = [one for one in module.parameters() if one.requires_grad and learnt]
         buffers = list(module.buffers())
-        facts = torch.tensor([samples, learnt, *(one.grad is not None for one in parameters)], dtype=torch.float64)
-        works = [self._begun(self._host.allreduce, facts)]
+        counts = [samples, learnt, *(one.grad is not None for one in parameters)]
         mine = [_flat(one) for one in parameters]
         weight = learnt or samples
         if losses:  # of this batch's samples, in a row that counts by those of the gradients
@@ -106,7 +109,7 @@ class Alike:
         del mine
         for one in parameters:
             one.grad = None
-        works += [
+        works = [
             self._begun(self._far.allreduce, torch.view_as_real(row) if row.is_complex() else row)
             for row in _not_empty(shares)
         ]
@@ -115,7 +118,11 @@ class Alike:
             self._begun(self._far.broadcast, row.view(torch.uint8), dist.BroadcastOptions())
             for row in _not_empty(firsts)
         ]
-        self._under_way[index] = _UnderWay(facts, works, parameters, shares, len(losses or ()), buffers, firsts)
+        found = _UnderWay(counts, works, parameters, shares, len(losses or ()), buffers, firsts)
+        self._under_way[index] = found
+        self._uncounted.append(found)
+        if index == self._last:
+            self._count()
 
     @torch.no_grad()
     def finish(self, index: int) -> list[Tensor] | None:
@@ -128,11 +135,14 @@ class Alike:
             PeerLostError: A replica is lost.
         """
         found = self._under_way.pop(index)
-        facts, *others = found.works
-        self._wait(facts, on_gpu=False)
-        for work in others:
+        if found.counted is None:  # it updates before the next layer begins
+            self._count()
+        assert found.counted is not None
+        counting, counts = found.counted
+        self._wait(counting, on_gpu=False)
+        for work in found.works:
             self._wait(work, on_gpu=self._on_gpus)
-        samples, learnt, *have = found.facts.tolist()
+        samples, learnt, *have = counts.tolist()
         samples, learnt = max(samples, 1.0), max(learnt, 1.0)
         for places, row in found.firsts if self.replica else []:
             for place, value in _parts(row, places, found.buffers):
@@ -163,6 +173,16 @@ class Alike:
                         f"layer {index} is not the same on rank {rank} as on rank {first}, which holds it in replica "
                         "0; build all replicas from one seed, and load the same states into them"
                     )
+
+    def _count(self) -> None:
+        """Begins to add up the counts that have not been sent. By the hosts: which parameters have a gradient decides
+        what is given to the device. Each wait for them takes a round trip, and so they go together."""
+        row = torch.tensor([count for one in self._uncounted for count in one.counts], dtype=torch.float64)
+        work = self._begun(self._host.allreduce, row)
+        parts = row.split([len(one.counts) for one in self._uncounted])
+        for one, part in zip(self._uncounted, parts, strict=True):
+            one.counted = work, part
+        self._uncounted = []
 
     def _rows(self, found: list[Tensor], weight: int = 1) -> list[tuple[list[int], Tensor]]:
         """Flat tensors in few rows, each with the places of those in it, where the group can reach them."""

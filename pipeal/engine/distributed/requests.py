@@ -103,9 +103,18 @@ class Requests:
             "rank": self._node.rank,
             "busy": {action.value: seconds for action, seconds in times.busy.items()},
             "waiting": times.waiting,
+            "kernels_s": times.kernels_s,
             "splits": list(stage.take_splits().values()),
             "overflows": list(stage.overflows().values()),
-            "spans": [[s.layer, s.action.value, s.batch, s.begin + shift, s.end + shift] for s in stage.clock.spans()],
+            "spans": [
+                [
+                    s.layer,
+                    s.action.value,
+                    s.batch,
+                    *(at if at is None else at + shift for at in (s.begin, s.end, s.given)),
+                ]
+                for s in stage.clock.spans()
+            ],
             "samples": samples,
         }
         self._node.reply("report", found, stage.losses.take())
@@ -113,11 +122,10 @@ class Requests:
 
 def times_in(facts: Mapping[str, Any]) -> StageTimes:
     """The times in a report."""
-    return StageTimes({Action(name): seconds for name, seconds in facts["busy"].items()}, dict(facts["waiting"]))
+    busy = {Action(name): seconds for name, seconds in facts["busy"].items()}
+    return StageTimes(busy, dict(facts["waiting"]), facts["kernels_s"])
 
 
 def spans_in(facts: Mapping[str, Any], stage: int) -> list[Span]:
     """The spans in a report, on rank 0's clock."""
-    return [
-        Span(stage, layer, Action(action), batch, begin, end) for layer, action, batch, begin, end in facts["spans"]
-    ]
+    return [Span(stage, layer, Action(action), *rest) for layer, action, *rest in facts["spans"]]

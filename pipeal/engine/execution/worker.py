@@ -166,7 +166,7 @@ class StageThread(threading.Thread):
         stage: The stage.
         progress: Shared with the threads of the other stages.
         inbox: Where things to do come from.
-        options: With its intra-op threads on a CPU; None leaves PyTorch's setting.
+        options: With its intra-op threads on a CPU; None leaves PyTorch's setting. On a GPU it has one.
 
     Attributes:
         doing: What it does, and since when: for those who wait for it.
@@ -186,7 +186,8 @@ class StageThread(threading.Thread):
     def run(self) -> None:
         """Works until told to stop."""
         try:
-            set_intra_op_threads(self.options.threads)
+            on_cpu = "cpu" in self.stage.device.types  # the host of a GPU has small tensors at most
+            set_intra_op_threads(self.options.threads if on_cpu else 1)
             while True:
                 self._work_on([self._next()])
         except (Stopped, Abandoned):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -40,6 +40,23 @@ class Predictor:
         self.serial = serial
         self._rest = rest
         self._under_way = False
+        self._keeps = False
+        self._idle: Drivers | None = None
+
+    def open(self) -> None:
+        """From now on the threads of one prediction stay for the next: kernels on GPUs have plans for each thread."""
+        self._keeps = True
+
+    def close(self) -> None:
+        """Ends those threads; predictions from now on have their own.
+
+        Raises:
+            StallError: A thread did not come back.
+        """
+        self._keeps = False
+        idle, self._idle = self._idle, None
+        if idle is not None:
+            idle.stop()
 
     def one(self, x: Tree, exit_at: int | None) -> Tensor:
         """The logits of one batch, from the caller's own thread."""
@@ -96,13 +113,28 @@ class Predictor:
                             arrived = drive(trip)
                         yield take_over(*arrived)
                 else:
-                    with Drivers(way, self.options) as drivers:
+                    with self._driven(way) as drivers:
                         for arrived in drivers.drive(
                             trips(drivers.progress.ending), self.options.queue_depth * len(way)
                         ):
                             yield take_over(*arrived)
         finally:
             self._under_way = False
+
+    @contextmanager
+    def _driven(self, way: Sequence[Stage]) -> Iterator[Drivers]:
+        """The threads for a prediction: those of the one before, if they were kept, or new ones."""
+        drivers, self._idle = self._idle, None
+        with ExitStack() as end:
+            if drivers is None:
+                drivers = end.enter_context(Drivers(self.stages if self._keeps else way, self.options))
+            else:
+                end.push(drivers)
+            yield drivers
+            # A prediction that does not come here has left things to do behind: its threads end.
+            if self._keeps and len(drivers.threads) == len(self.stages):
+                end.pop_all()
+                self._idle = drivers
 
     def _begin(self, depth: int) -> list[Stage]:
         """The stages on the way to an exit, which from now on see what the caller has given to its own streams."""

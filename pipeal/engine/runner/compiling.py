@@ -47,8 +47,8 @@ def check_compile(compile: Compile, devices: Iterable[torch.device]) -> None:
         ConfigError: Nothing can be compiled for one of the devices here.
     """
     if compile != "none":
-        for kind in sorted({device.type for device in devices}):
-            _check_compiler(kind)
+        for device in {device.type: device for device in devices}.values():  # one of each kind
+            _check_compiler(device)
 
 
 class CompiledLayer:
@@ -190,15 +190,15 @@ def _compiles_under_keys() -> bool:
 
 
 @cache
-def _check_compiler(kind: str) -> None:
-    """Compiles a trivial function for that kind of device; once per process."""
+def _check_compiler(device: torch.device) -> None:
+    """Compiles a trivial function for a device; once per process."""
     with GATE.alone(), compiler_settings(dynamic=False):
         try:
-            compiled(_trivial, torch.get_num_threads(), dynamic=False)(torch.zeros(8, device=kind))
+            compiled(_trivial, torch.get_num_threads(), dynamic=False)(torch.zeros(8, device=device))
         except Exception as error:
             raise ConfigError(
-                f"nothing can be compiled for device {kind!r} here: {first_line(error)}; install {_needed(kind)}, or "
-                "use compile='none'"
+                f"nothing can be compiled for device '{device.type}' here: {first_line(error)}; install "
+                f"{_needed(device.type)}, or use compile='none'"
             ) from error
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -181,20 +181,26 @@ def autocast(device: Device, precision: Precision) -> ExitStack:
     return stack
 
 
-def settings(action: Action, device: Device, precision: Precision) -> ExitStack:
+def settings(action: Action, device: Device, precision: Precision) -> AbstractContextManager[Any]:
     """All of it for an action, set from here on where it is not so already; ``with`` it at once."""
-    stack = ExitStack()
+    found: list[AbstractContextManager[Any]] = []
     forward = action is Action.FORWARD
     if forward and precision in _HALF:
-        stack.enter_context(autocast(device, precision))
+        found.append(autocast(device, precision))
     else:  # the caller's
-        for kind in device.types:
-            if torch.is_autocast_enabled(kind):
-                stack.enter_context(torch.autocast(kind, enabled=False))
+        found += [torch.autocast(kind, enabled=False) for kind in device.types if torch.is_autocast_enabled(kind)]
     if forward and not torch.is_grad_enabled():
-        stack.enter_context(torch.enable_grad())
+        found.append(torch.enable_grad())
     if action is Action.BACKWARD:
         # With autograd's own threads off, the backward of stages that share a GPU runs on their workers instead of on
         # the one thread that autograd has for that GPU, and the key, which is thread-local, holds there too.
-        stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+        found.append(torch.autograd.set_multithreading_enabled(False))
+    if len(found) < 2:  # mostly: asked for by every action
+        return found[0] if found else _NOTHING
+    stack = ExitStack()
+    for one in found:
+        stack.enter_context(one)
     return stack
+
+
+_NOTHING = nullcontext()

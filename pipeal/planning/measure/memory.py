@@ -157,7 +157,8 @@ def _train(
     found: list[_Packets] = []
 
     def during(name: str, action: Action = Action.UPDATE) -> AbstractContextManager[object]:
-        stack = settings(action, handle, options.precision)
+        stack = ExitStack()
+        stack.enter_context(settings(action, handle, options.precision))
         stack.enter_context(nullcontext() if watch is None else watch.mark(f"{name} {len(found)}"))
         return stack
 

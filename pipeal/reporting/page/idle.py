@@ -25,7 +25,8 @@ class StageShares:
 
     Attributes:
         device: Where it ran; empty if that is not known.
-        busy: At work.
+        busy: At work; on a GPU, by its host.
+        kernels: On a GPU, the least share that had kernels to run; None on a CPU, or where that is not known.
         actions: By action, ``F``, ``B`` and ``U``.
         waiting: By reason, ``input``, ``space``, ``join``, ``saving``; and ``rest``, what is neither work nor a wait.
     """
@@ -34,6 +35,7 @@ class StageShares:
     busy: float
     actions: Mapping[str, float]
     waiting: Mapping[str, float]
+    kernels: float | None = None
 
     @property
     def parts(self) -> list[tuple[float, str, str]]:
@@ -66,7 +68,9 @@ def stage_shares(run: Run) -> list[StageShares]:
         waiting = {reason: (number_at(stage, f"waiting_s.{reason}") or 0.0) / seconds for reason in _IDLE}
         waiting["rest"] = max(0.0, 1 - busy - sum(waiting.values()))
         shares = {action: taken / seconds for action, taken in actions.items()}
-        found.append(StageShares(str(devices[place]) if place < len(devices) else "", busy, shares, waiting))
+        device = str(devices[place]) if place < len(devices) else ""
+        kernels = number_at(stage, "kernel_busy_share_at_least")
+        found.append(StageShares(device, busy, shares, waiting, kernels))
     return found
 
 
@@ -74,13 +78,16 @@ def stage_table(run: Run, stages: Sequence[StageShares]) -> tuple[list[str], lis
     """Heads and rows: where each stage is, the bar of its shares, and the figures in it."""
     sizes: Any = run.summary.get("sizes")
     known = isinstance(sizes, list)
+    on_gpus = any(stage.kernels is not None for stage in stages)
     rows: list[list[object]] = []
     for place, stage in enumerate(stages):
         name = f"stage {place}" + (f" · {stage.device}" if stage.device else "")
         layers = sizes[place] if known and place < len(sizes) and isinstance(sizes[place], int) else None
-        shares = (*stage.actions.values(), stage.busy, *stage.waiting.values())
-        rows.append([name, layers, stage, *map(percent, shares)])
-    return ["stage", "layers", "", *(name for name, _ in ACTIONS.values()), "busy", *_IDLE], rows
+        least = [] if not on_gpus else [None if stage.kernels is None else f"≥ {percent(stage.kernels)}"]
+        at_work, waiting = map(percent, (*stage.actions.values(), stage.busy)), map(percent, stage.waiting.values())
+        rows.append([name, layers, stage, *at_work, *least, *waiting])
+    busy = ["host-open", "kernel-busy"] if on_gpus else ["busy"]
+    return ["stage", "layers", "", *(name for name, _ in ACTIONS.values()), *busy, *_IDLE], rows
 
 
 def _trained_s(run: Run) -> float:

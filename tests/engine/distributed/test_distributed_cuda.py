@@ -98,7 +98,10 @@ def alone(world: World) -> Tensor:
     return found
 
 
-def test_a_group_over_nccl_works_and_ends(tmp_path: Path) -> None:
+@pytest.mark.parametrize("newer", ["0", "1"])
+def test_a_group_over_nccl_works_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, newer: str) -> None:
+    """Prediction 9 of the GPU reading: newer versions of torch have two backends for NCCL."""
+    monkeypatch.setenv("TORCH_DIST_USE_NCCL2", newer)
     assert torch.equal(run(alone, 1, tmp_path)[0], torch.ones(4))
 
 
@@ -142,9 +145,13 @@ needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than
 
 
 @needs_two
+@pytest.mark.parametrize("newer", ["0", "1"])
 @pytest.mark.parametrize(("job", "devices"), [(line, ["cuda:0", "cuda:1"]), (swapped_line, ["cuda:1", "cuda:0"])])
-def test_two_gpus_over_nccl(tmp_path: Path, job: Job, devices: list[str]) -> None:
+def test_two_gpus_over_nccl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: Job, devices: list[str], newer: str
+) -> None:
     """Whichever of them a rank has: NCCL is not left to guess it from the rank's number."""
+    monkeypatch.setenv("TORCH_DIST_USE_NCCL2", newer)
     found = run(job, 2, tmp_path)[0]
     assert all(map(torch.equal, found, one_process(devices)))
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeal.engine.distributed.channel import Message
+from pipeal.engine.distributed.channel import BrokenWireError, Message
 from pipeal.engine.distributed.nccl_transfer import GpuCarrier
 
 
@@ -83,3 +83,17 @@ def test_what_is_handed_on_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
     assert played.done == ["says yes", *received, *received, "mark"]
     assert (first.shape, second.shape) == ((3,), (3,))
     assert ready is not None
+
+
+def test_what_an_abort_cut_off_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prediction 9 of the GPU reading: a receive that was cut off may look complete; what it failed with is asked for
+    before what arrived is handed on."""
+    played = Played(monkeypatch)
+
+    def aborted() -> None:
+        raise RuntimeError("NCCL communicator was aborted on rank 1.")
+
+    played.carrier._pair.recv = lambda *_: SimpleNamespace(is_completed=lambda: True, wait=aborted)
+    with pytest.raises(BrokenWireError, match="aborted"):
+        played.carrier.body(Message("packet", {"on gpu": [["float32", [3], None, 3]]}, 0))
+    assert played.done == ["says yes"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -13,8 +14,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from pipeal.engine.distributed import pipeline as distributed_pipeline
 from pipeal.engine.distributed import process_groups as meeting
 from pipeal.engine.distributed.mesh import Mesh
+from pipeal.engine.distributed.pipeline import DistributedPipeline
 from pipeal.engine.distributed.process_groups import Groups, Seat, open_groups
 
 Made = tuple[list[int], str, "torch.device | None"]
@@ -39,6 +42,7 @@ def opened(
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
     monkeypatch.setattr(meeting, "_connect", connect)
     monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")  # and back
+    monkeypatch.setenv("TORCH_NCCL_ENABLE_MONITORING", "0")
     seats = [Seat(name, f"GPU {number}" if name != "cpu" else None, 0.0) for number, name in enumerate(devices)]
     world: Any = SimpleNamespace(rank=rank, size=mesh.size, mesh=mesh, together=lambda _, work: work())
     open_groups(world, seats)
@@ -153,3 +157,57 @@ def test_what_the_end_of_a_group_fails_with_does_not_hold_up_the_others(monkeypa
     groups_of(fail, lambda: ended.append("the other")).abort(20)
     assert ended == ["the other"]
     assert printed == []
+
+
+@pytest.mark.parametrize(("said", "wanted"), [(None, "0"), ("1", "1")])
+def test_nccls_own_watchers_end_no_process(monkeypatch: pytest.MonkeyPatch, said: str | None, wanted: str) -> None:
+    """Prediction 13 of the GPU reading: NCCL's heartbeat monitor ends a process before it can say whom it lost. Both
+    are told before the first group is made."""
+    found: list[tuple[str | None, str | None]] = []
+    names = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING")
+    for name, value in zip(names, ("1", said), strict=True):
+        monkeypatch.setenv(name, "")  # and back
+        monkeypatch.delenv(name) if value is None else monkeypatch.setenv(name, value)
+    monkeypatch.setattr(dist, "new_group", lambda *_, **__: found.append(tuple(map(os.environ.get, names))))
+    meeting.gpu_group([0], Seat("cuda:0", "the only one", 0.0))
+    assert found == [("0", wanted)]
+
+
+def test_a_rank_settles_on_its_gpu_before_it_opens_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prediction 12 of the GPU reading: streams come after that, and NCCL, and everything that names no GPU."""
+    said: list[str] = []
+
+    def open_device(device: torch.device) -> Any:
+        said.append(f"opened {device}")
+        raise InterruptedError
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: said.append(f"settled on {device}"))
+    monkeypatch.setattr(distributed_pipeline, "open_device", open_device)
+    with pytest.raises(InterruptedError):
+        DistributedPipeline([], SimpleNamespace(), "cuda:1")
+    assert said == ["settled on cuda:1", "opened cuda:1"]
+
+
+@pytest.mark.parametrize(
+    ("properties", "wanted"),
+    [
+        ({"uuid": "MIG-1", "pci_domain_id": 0, "pci_bus_id": 65, "pci_device_id": 0}, "here 0:65:0"),
+        ({"uuid": "MIG-2", "pci_domain_id": 0, "pci_bus_id": 65, "pci_device_id": 0}, "here 0:65:0"),
+        ({"uuid": "GPU-1"}, "GPU-1"),
+        ({}, "cuda:1"),
+    ],
+)
+def test_a_gpu_is_known_by_its_place_on_the_bus(
+    monkeypatch: pytest.MonkeyPatch, properties: dict[str, Any], wanted: str
+) -> None:
+    """Prediction 11 of the GPU reading: two parts of one GPU (MIG) have identifiers of their own, and NCCL, which looks
+    at the bus, ends with "duplicate GPU"."""
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(**properties))
+    assert meeting.gpu_of(torch.device("cuda:1"), "here") == wanted
+
+
+@pytest.mark.cuda
+def test_this_machines_gpus_have_places_of_their_own() -> None:
+    places = [meeting.gpu_of(torch.device("cuda", number), "here") for number in range(torch.cuda.device_count())]
+    assert len({*places}) == len(places)

@@ -401,7 +401,53 @@ def with_nobody() -> Alike:
     """One of two whose other adds nothing."""
     world: Any = SimpleNamespace(rank=0, mesh=Mesh(1, replicas=2))
     groups: Any = SimpleNamespace(alike=FullOnly(), alike_on_gpus=None)
-    return Alike(world, groups, Device(torch.device("cpu")), lambda: False)
+    return Alike(world, groups, Device(torch.device("cpu")), lambda: False, last=0)
+
+
+class Counted(FullOnly):
+    """Doubles what it is given, as another replica with the same would."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+
+    def allreduce(self, rows: list[Tensor]) -> Done:
+        self.rows.append(len(rows[0]))
+        rows[0].mul_(2)
+        return Done()
+
+
+def test_the_counts_of_a_stages_layers_go_to_the_others_at_once() -> None:
+    """Prediction 14 of the GPU reading: the host waited for a round trip of them for every layer and batch. Layers that
+    update before the next one begins still wait each for its own."""
+    hosts, layers = Counted(), [ALPackage([BP(nn.Linear(3, 2), lr=0.01)])[0] for _ in range(3)]
+    groups: Any = SimpleNamespace(alike=hosts, alike_on_gpus=FullOnly())
+    world: Any = SimpleNamespace(rank=0, mesh=Mesh(1, replicas=2))
+    alike = Alike(world, groups, Device(torch.device("cpu")), lambda: False, last=2)
+
+    def begin(index: int) -> None:
+        weight, bias = layers[index].parameters()
+        weight.grad = torch.ones_like(weight)
+        bias.grad = None if index == 1 else torch.ones_like(bias)
+        alike.begin(index, layers[index], None, 4, 4)
+
+    def finish(index: int) -> None:
+        alike.finish(index)
+        weight, bias = layers[index].parameters()
+        assert weight.grad is not None
+        assert torch.equal(weight.grad, torch.full_like(weight, 0.5))  # of 8 samples, of which one replica gave its 4
+        assert (bias.grad is None) == (index == 1)
+
+    for batch in range(2):
+        for index in range(3):
+            begin(index)
+        assert hosts.rows == [12] * (batch + 1)
+        for index in range(3):
+            finish(index)
+    assert hosts.rows == [12] * 2
+    for index in range(3):
+        begin(index)
+        finish(index)
+    assert hosts.rows == [12, 12, 4, 4, 4]
 
 
 def test_what_has_no_elements_is_not_sent_but_learns_all_the_same() -> None:

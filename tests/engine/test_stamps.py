@@ -1,0 +1,182 @@
+"""How often a GPU is asked for the time, and what the times of its stages then mean."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+
+from pipeal import Pipeline, Window
+from pipeal.engine import pipeline
+from pipeal.engine.devices import CudaDevice, Device
+from pipeal.engine.schedule import Action
+from pipeal.engine.trace import BY_LAYER_EVERY, StageClock
+
+from .paper import PaperEvent, PaperLayer, World
+from .traps import nothing, quick
+
+
+class Lagging(Device):
+    """Takes what it is given at once, as a CPU, and is asked for the time as a GPU."""
+
+    lags = True
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+        self.asked: Counter[str] = Counter()
+
+    def stamp(self) -> Any:
+        self.asked["stamp"] += 1
+        return super().stamp()
+
+    def between(self, begin: Any, end: Any) -> float:
+        self.asked["between"] += 1
+        return super().between(begin, end)
+
+    def mark(self) -> Any:
+        class Passed:
+            def query(self) -> bool:
+                return True
+
+            def synchronize(self) -> None:
+                pass
+
+        return Passed()
+
+
+LAYERS, BATCHES = 6, 2 * BY_LAYER_EVERY
+
+
+@pytest.mark.parametrize("schedule", ["pipelined", "sequential", "backward-overlap", "al-fm"])
+def test_a_stage_on_a_gpu_is_timed_as_a_whole(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prediction 5 of the GPU reading: six events and nine differences of their times for each layer and batch, some
+    50 µs of the host. Beside traced batches, and one in 16, it is six for a stage, whatever the number of layers."""
+    device = Lagging()
+    monkeypatch.setattr(pipeline, "open_device", lambda _: device)
+    with Pipeline(quick(LAYERS), ["cpu"], schedule, trace=Window(3, 2), threads=1) as pipe:
+        report = pipe.run(nothing(BATCHES))
+    by_layer = 2 + BATCHES // BY_LAYER_EVERY
+    wanted = 6 * (LAYERS * by_layer + BATCHES - by_layer)
+    assert device.asked["stamp"] == wanted
+    assert device.asked["between"] == wanted // 2
+    assert {span.batch for span in pipe.spans()} == {3, 4}
+    assert len(pipe.spans()) == 3 * LAYERS * 2
+    (times,) = report.stages
+    assert 0 < times.busy_s <= report.seconds
+    assert times.kernels_s is not None
+    assert 0 <= times.kernels_s <= times.busy_s
+    rows = str(report).splitlines()
+    assert rows[1].split() == ["stage", "device", "layers", "host-open", "kernel-busy", "waiting", "for"]
+    assert rows[2].split()[3:6] == [f"{report.busy_share[0]:.0%}", ">=", f"{report.kernel_share[0]:.0%}"]
+
+
+@pytest.mark.parametrize("option", [{"on_non_finite": "skip"}, {"on_oom": "split"}])
+def test_where_something_waits_between_actions_each_is_timed(
+    option: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = Lagging()
+    monkeypatch.setattr(pipeline, "open_device", lambda _: device)
+    with Pipeline(quick(2), ["cpu"], threads=1, **option) as pipe:
+        pipe.run(nothing(5))
+    assert device.asked["stamp"] == 6 * 2 * 5
+
+
+class ByHand(Device):
+    """Shows the time that it is told, on the host's clock and on its own alike."""
+
+    lags = True
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(torch.device("cpu"))
+        self.now = self.host = 0.0
+        monkeypatch.setattr("pipeal.engine.trace.perf_counter", lambda: self.host)
+
+    def stamp(self) -> Any:
+        return self.now
+
+
+def test_what_is_timed_as_a_whole_has_the_shares_of_the_last_batch_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = ByHand(monkeypatch)
+    clock = StageClock(device, 0, Window(0, 0))
+    clock.restart()
+
+    def work(action: Action | None, batch: int, seconds: float) -> None:
+        begin, device.now = device.stamp(), device.now + seconds
+        clock.add_whole(None, begin) if action is None else clock.add(0, action, batch, batch, begin)
+
+    for batch, long in ((0, 100.0), (16, 1.0)):  # the first one is slow, as first ones are
+        for action, seconds in ((Action.FORWARD, 1.0), (Action.BACKWARD, 2.0), (Action.UPDATE, 1.0)):
+            work(action, batch, long * seconds)
+    work(None, -1, 40.0)
+    (times,) = clock.take_all_times()
+    assert times.busy == {Action.FORWARD: 111.0, Action.BACKWARD: 222.0, Action.UPDATE: 111.0}
+    clock.restart()
+    work(None, -1, 8.0)
+    (times,) = clock.take_all_times()
+    assert times.busy == {Action.FORWARD: 2.0, Action.BACKWARD: 4.0, Action.UPDATE: 2.0}
+
+
+@pytest.mark.parametrize(
+    ("given", "certain"),
+    [(0.0, 3.0), (10.0, 3.0), (11.0, 2.0), (13.0, 0.0), (20.0, 0.0)],
+    ids=["long before", "as it began", "while it ran", "as it ended", "was seen late"],
+)
+def test_kernels_are_certain_to_run_from_when_the_host_has_given_them(
+    given: float, certain: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prediction 6 of the GPU reading: busy read near 100 % on an idle GPU, as an action is open while its host looks
+    for the next kernel."""
+    device = ByHand(monkeypatch)
+    clock = StageClock(device, 0, Window(0, 1))
+    clock.restart()
+    device.now, device.host = 13.0, given
+    clock.add(0, Action.FORWARD, 0, 0, 10.0)
+    (span,) = clock.spans()
+    assert (span.begin, span.end, span.given) == (10.0, 13.0, given)
+    (times,) = clock.take_all_times()
+    assert (times.busy_s, times.kernels_s) == (3.0, certain)
+
+
+def test_events_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prediction 5 of the GPU reading: each event was made and freed."""
+    world = World(gpus=1)
+    world.install(monkeypatch)
+    made: list[PaperEvent] = []
+
+    def event(**options: Any) -> PaperEvent:
+        made.append(PaperEvent(world))
+        return made[-1]
+
+    monkeypatch.setattr(torch.cuda, "Event", event)
+    with Pipeline([PaperLayer(world) for _ in range(3)], ["cuda:0"], trace=Window(0, 20), threads=1) as pipe:
+        device = pipe.stages[0].device
+        assert isinstance(device, CudaDevice)
+        data = [(world.make("cpu").pin_memory(), world.make("cpu").pin_memory()) for _ in range(20)]
+        pipe.run(data[:1])
+        before = len(made)
+        pipe.run(data[1:])
+    assert len(made) - before == 19  # one for the end of each batch, for which its host waits
+    assert len(pipe.spans()) == 20 * 3 * 3
+
+
+@pytest.mark.cuda
+def test_kernels_of_a_gpu_that_is_behind_are_certain() -> None:
+    clock = StageClock(device := CudaDevice(torch.device("cuda:0")), 0, Window(0, 2))
+    clock.restart()
+    x = torch.randn(4096, 4096, device="cuda")
+    torch.cuda.synchronize()
+    with device.active():
+        for number in range(2):
+            begin = device.stamp()
+            for _ in range(20):
+                x @ x
+            clock.add(0, Action.FORWARD, number, number, begin)
+    device.synchronize()
+    _, behind = clock.spans()
+    assert behind.given is not None
+    assert behind.given < behind.begin < behind.end
+    (times,) = clock.take_all_times()
+    assert times.kernels_s is not None
+    assert behind.end - behind.begin <= 1.01 * times.kernels_s <= 1.02 * times.busy_s
