@@ -80,7 +80,6 @@ class StageRun:
         place: Where it keeps what it has.
         stop: Whether it is to end.
 
-    Attributes:
     """
 
     def __init__(self, line: LineFile, number: int, place: Place, stop: StopRequest) -> None:

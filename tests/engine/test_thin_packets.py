@@ -20,6 +20,7 @@ from pipeal.core.errors import NonFiniteError
 from pipeal.core.options import EngineOptions, PacketFormat
 from pipeal.core.thin import Thin
 from pipeal.core.tree import tensors
+from pipeal.engine import Action, Window, violations
 from pipeal.engine.inference.exit_policy import ExitPolicy
 from pipeal.engine.runner.split import SplitWarning
 from pipeal.engine.stage import Stage
@@ -244,6 +245,17 @@ def test_rounding_is_timed_as_part_of_forwards(monkeypatch: pytest.MonkeyPatch) 
     forwards = [next(seconds for action, seconds in row.items() if str(action) == "F") for row in (first, last)]
     assert forwards[0] >= 0.04  # its input and its target
     assert forwards[1] < 0.04
+
+
+@pytest.mark.parametrize("name", sorted(ORDERS))
+def test_a_recorded_run_still_keeps_to_its_schedule(name: str) -> None:
+    """A forward has further spans, of what came and what goes."""
+    with Pipeline(package(), "cpu*2", ORDERS[name], threads=1, trace=Window(0, 4), packet="int8") as pipe:
+        pipe.run(batches(4))
+        spans = pipe.spans()
+    assert violations(ORDERS[name], 2, spans) == []
+    forwards = [span.layer for span in spans if span.action is Action.FORWARD and span.batch == 0]
+    assert sorted(forwards) == [0, 0, 1, 1, 1, 2, 2]
 
 
 def test_memory_counts_copies_of_what_was_rounded() -> None:

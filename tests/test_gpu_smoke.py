@@ -1,0 +1,270 @@
+"""The script for a first GPU: it goes on after failures, ends in time, and claims nothing that it has not measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from pkgutil import resolve_name
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+from gpu_smoke import __main__ as smoke
+from gpu_smoke import benches, suite, wheels
+from gpu_smoke.commands import Command, _Running, run
+from gpu_smoke.page import NO_GPU
+from gpu_smoke.predictions import MEASUREMENTS, PREDICTIONS, Prediction
+from PIL import Image
+
+ROOT = Path(__file__).parents[1]
+HERE = "tests.gpu_smoke_probes"
+PROBES = (
+    Prediction(1, "raises", f"{HERE}:raises"),
+    Prediction(2, "hangs", f"{HERE}:hangs", limit_s=2.0),
+    Prediction(3, "claims", f"{HERE}:claims"),
+)
+KEYS = {
+    "format", "stand_in", "began", "seconds", "time_limit_s", "ended", "facts", "predictions", "measurements", "tests",
+    "benchmarks",
+}  # fmt: skip
+OF_A_FINDING = {
+    "number", "text", "verdict", "figure", "how", "affected", "affected_figure", "not_tested", "figures", "seconds",
+    "failed",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def own_signals() -> Iterator[None]:
+    """The script takes signals over, for as long as its process lives."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs the probes of this file on a machine with so many GPUs, as far as the script can tell."""
+
+    def probe(gpus: int, numbers: str, *arguments: str) -> tuple[int, dict[str, Any], str]:
+        monkeypatch.setattr(smoke, "PREDICTIONS", PROBES)
+        monkeypatch.setattr(smoke.Smoke, "_gpus", lambda _: gpus)
+        monkeypatch.setattr(smoke.Smoke, "_facts", lambda _: None)
+        given = ["--out", str(tmp_path), "--only", "predictions", "--predictions", numbers, *arguments]
+        code = smoke.main(given)
+        kept = json.loads((tmp_path / "gpu-smoke.json").read_text(encoding="utf-8"))
+        return code, kept, (tmp_path / "gpu-smoke.md").read_text(encoding="utf-8")
+
+    return probe
+
+
+def test_a_probe_that_fails_is_told_and_the_next_ones_run(probed: Any) -> None:
+    code, kept, page = probed(1, "1,2,3")
+    raised, hung, claimed = kept["predictions"]
+    assert code == 1
+    assert "no such kernel" in raised["failed"]
+    assert raised["verdict"] is None
+    assert "stopped at its limit of 2 s" in hung["failed"]
+    assert hung["verdict"] is None
+    assert (claimed["verdict"], claimed["affected"], claimed["failed"]) == (True, True, "")
+    assert NO_GPU not in page
+    assert "Predictions: 1 true, 0 false, 2 not tested." in page
+    assert kept.keys() == KEYS
+    assert all(row.keys() == OF_A_FINDING for row in kept["predictions"])
+
+
+def test_without_a_gpu_no_prediction_is_true_or_false(probed: Any) -> None:
+    """Whatever a probe says: the CPU that stands in shows nothing about a GPU."""
+    _, kept, page = probed(0, "1,3")
+    assert kept["stand_in"]
+    assert [(row["verdict"], row["affected"]) for row in kept["predictions"]] == [(None, None)] * 2
+    assert all(row["not_tested"] == "there was no GPU" for row in kept["predictions"])
+    assert page.splitlines()[2].startswith(NO_GPU)
+    assert "7 ms" not in page
+    assert "no such kernel" in page
+
+
+def test_asked_to_stand_in_it_tests_nothing_on_a_gpu(probed: Any) -> None:
+    assert probed(1, "3", "--stand-in")[1]["stand_in"]
+
+
+def test_what_finds_no_time_is_told(probed: Any) -> None:
+    code, kept, _ = probed(1, "1,3", "--time-limit", "1")
+    assert code == 1
+    assert {row["failed"] for row in kept["predictions"]} == {"not run: no time was left"}
+
+
+def test_predictions_are_numbered_and_each_has_a_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts" / "bench"))
+    assert [one.number for one in PREDICTIONS] == list(range(1, 18))
+    for one in (*PREDICTIONS, *MEASUREMENTS):
+        assert callable(resolve_name(one.probe))
+        assert one.limit_s <= 90
+
+
+def test_a_folder_that_takes_no_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit) as ended:
+        smoke.main(["--out", str(tmp_path / "file" / "out")])
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "cannot write to" in line
+    assert "--out" in line
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--predictions", "18"), ("--only", "probes"), ("--time-limit", "0"), ("--jobs", "0")]
+)
+def test_a_mistake_in_the_call_is_one_line(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        smoke.main([option, value])
+    assert ended.value.code == 2
+    assert value in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_what_a_command_has_started_ends_with_it(tmp_path: Path, stays: bool) -> None:
+    """Also what has a session of its own, as the processes of torchrun, and what an ended command leaves behind."""
+    pid = tmp_path / "pid"
+    nap = "time.sleep(600)"
+    child = f"import os, time; os.setsid(); open({str(pid)!r}, 'w').write(f'{{os.getpid()}}.'); {nap}"
+    ready = f"while not (os.path.exists({str(pid)!r}) and open({str(pid)!r}).read().endswith('.')): time.sleep(0.01)"
+    parent = f"import os, subprocess, sys, time\nsubprocess.Popen([sys.executable, '-c', {child!r}])\n{ready}\n"
+    command = Command("parent", [sys.executable, "-c", parent + nap * stays], limit_s=60.0)
+    if stays:
+        running = _Running(command, 60.0)
+        while not (pid.exists() and pid.read_text().endswith(".")):
+            sleep(0.01)
+        running.stop()
+    else:
+        (ended,) = run([command], monotonic() + 60)
+        assert ended.code == 0
+    while _lives(int(pid.read_text().rstrip("."))):  # until the system has come to it
+        sleep(0.01)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state not in "ZX"
+
+
+def test_a_command_is_stopped_at_its_limit_and_the_next_one_runs() -> None:
+    commands = [
+        Command("hangs", [sys.executable, "-c", "import time; time.sleep(600)"], limit_s=0.2),
+        Command("crashes", [sys.executable, "-c", "import os; os.kill(os.getpid(), 11)"], limit_s=60.0),
+        Command("ends", [sys.executable, "-c", "print('well')"], limit_s=60.0),
+    ]
+    hangs, crashes, ends = run(commands, monotonic() + 60)
+    assert (hangs.code, hangs.how) == (None, "stopped at its limit of 0 s")
+    assert (crashes.code, crashes.how) == (-11, "signal SIGSEGV")
+    assert (ends.how, ends.last_line) == ("", "well")
+
+
+def test_a_file_of_tests_that_crashes_keeps_what_it_found(tmp_path: Path) -> None:
+    text = "import os, pytest\npytestmark = pytest.mark.cuda\ndef test_a(): pass\ndef test_b(): assert 1 == 2, 'why'\n"
+    (tmp_path / "test_ends.py").write_text(f"{text}@pytest.mark.skip('no GPU')\ndef test_c(): pass\n")
+    (tmp_path / "test_crashes.py").write_text(f"{text}def test_c(): os.kill(os.getpid(), 9)\n")
+    (tmp_path / "test_broken.py").write_text("import nothing_of_that_name\n")
+    (work := tmp_path / "work").mkdir()
+    names = [str(tmp_path / f"test_{name}.py") for name in ("ends", "crashes", "broken")]
+    files = {file.name: file for file in suite.commands(ROOT, work, stand_in=False, files=names)}
+    commands = [
+        replace(file.command, environment={**file.command.environment, "PYTHONPATH": str(ROOT / "scripts")})
+        for file in files.values()
+    ]
+    ended = run(commands, monotonic() + 600, jobs=3)
+    found = {Path(one.command.name).stem: suite.found(files[one.command.name], one) for one in ended}
+    ends, crashes, broken = (found[f"test_{name}"] for name in ("ends", "crashes", "broken"))
+    assert (ends["passed"], ends["failed"], ends["skipped"], ends["ended"]) == (1, 1, 1, "")
+    assert ends["skip_reasons"] == {"no GPU": 1}
+    assert ends["failures"][0]["test"].endswith("test_b")
+    assert ends["failures"][0]["line"] == "AssertionError: why"
+    assert (crashes["passed"], crashes["failed"]) == (1, 1)
+    assert crashes["ended"].startswith("signal SIGKILL")
+    assert broken["failed"] == 1
+    assert "nothing_of_that_name" in broken["failures"][0]["line"]
+
+
+def test_every_file_with_a_test_for_gpus_is_run(tmp_path: Path) -> None:
+    files = suite.marked_files(ROOT)
+    assert files[0] == "tests/engine/test_cuda.py"
+    assert "distributed" in files[-1]
+    assert len(files) == len(set(files)) >= 20
+    names = [file.name for file in suite.commands(ROOT, tmp_path, stand_in=False)]
+    assert names[0] == f"tests/engine/test_cuda.py ({suite.MEMORY} alone)"
+    assert names[1:] == files
+    assert f"def test_{suite.MEMORY}" in (ROOT / files[0]).read_text(encoding="utf-8")
+
+
+def made_wheel(folder: Path, name: str, tags: str = "py3-none-any") -> None:
+    with zipfile.ZipFile(folder / f"{name}-1.0-{tags}.whl", "w") as archive:
+        archive.writestr(f"{name}.py", "VALUE = 7\n")
+        archive.writestr(f"{name}-1.0.data/purelib/{name}_more.py", "VALUE = 8\n")
+        archive.writestr(f"{name}-1.0.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+
+
+def test_wheels_bring_what_is_not_installed(tmp_path: Path) -> None:
+    folder, site = tmp_path / "wheels", tmp_path / "site"
+    folder.mkdir()
+    made_wheel(folder, "carried_alone")
+    made_wheel(folder, "torch")
+    assert wheels.unpack(folder, site) == ["carried_alone"]
+    code = "import carried_alone_more; from importlib.metadata import version; print(version('carried_alone'))"
+    ended = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(site)}, capture_output=True, text=True)
+    assert ended.stdout == "1.0\n"
+    assert not (site / "torch.py").exists()
+
+
+def test_wheels_for_another_python_are_refused(tmp_path: Path) -> None:
+    made_wheel(tmp_path, "carried_alone", "cp27-cp27m-manylinux1_x86_64")
+    with pytest.raises(ValueError, match="not for Python"):
+        wheels.unpack(tmp_path, tmp_path / "site")
+    with pytest.raises(ValueError, match="no wheels"):
+        wheels.unpack(tmp_path / "site", tmp_path)
+
+
+def test_made_up_data_has_the_published_forms(tmp_path: Path) -> None:
+    assert not benches.has_data(tmp_path)
+    benches.make_data(tmp_path, texts=20, images=10)
+    assert benches.has_data(tmp_path)
+    lines = (tmp_path / "ag_news_csv" / "train.csv").read_text(encoding="utf-8").splitlines()
+    assert len(lines) == 20
+    assert all(len(line.split('","')) == 3 for line in lines)
+    pictures = sorted((tmp_path / "cifar-10-images" / "train").rglob("*.png"))
+    assert len(pictures) == 10
+    with Image.open(pictures[0]) as picture:
+        picture.load()
+        assert (picture.size, picture.mode) == ((32, 32), "RGB")
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_all_of_it_and_keeps_what_was_found(tmp_path: Path) -> None:
+    """Real probes, of which the first has just begun."""
+    command = [str(ROOT / "scripts" / "gpu_smoke.sh"), "--stand-in", "--only", "predictions", "--out", str(tmp_path)]
+    process = subprocess.Popen(
+        command, env={**os.environ, "PYTHON": sys.executable}, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "prediction 1:" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    said = process.stdout.read()
+    assert process.wait(60) == 130
+    assert "interrupted (Ctrl-C)" in said
+    kept = json.loads((tmp_path / "gpu-smoke.json").read_text(encoding="utf-8"))
+    assert kept["ended"] == "interrupted (Ctrl-C)"
+    assert kept["facts"]["torch"]
+    assert kept["predictions"][0]["number"] == 1
+    assert len(kept["predictions"]) < 17
+    assert kept["predictions"][0]["failed"] == ""
