@@ -12,7 +12,7 @@ import pytest
 
 from pipeal.cli.line import command
 from pipeal.config import document
-from pipeal.core.errors import Interrupted, LineError
+from pipeal.core.errors import DataError, Interrupted, LineError
 from pipeal.core.lock import FileLock
 from pipeal.line import commands
 from pipeal.line.incoming import Incoming
@@ -309,3 +309,12 @@ def test_a_failure_that_is_none_is_told(tmp_path: Path, capsys: pytest.CaptureFi
     folder.mkdir()
     (folder / "failure.json").write_text(json.dumps(["x"]))
     told_one_line(r"failure\.json: .*; remove it", *ran(line, 1, capsys))
+
+
+def test_a_tensor_that_the_next_stage_would_refuse_is_refused_where_it_is_sent(tmp_path: Path) -> None:
+    """The connection was closed each time that it came, and made again, for ever."""
+    line = text_line(tmp_path, "lstm", 2, "train.epochs=1", largest_mib=0.01)
+    with pytest.raises(
+        DataError, match=r"takes .* MiB there, more than largest_mib, 0.01; raise that in the line's file"
+    ):
+        run_line(line)

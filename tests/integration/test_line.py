@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cheap_runs", "one_threa
 COMMAND = (sys.executable, "-c", "from pipeal.cli.main import main; main()", "line", "run")
 TEXT = (
     "model.embedding_dim=12", "model.n_heads=2", "model.x_hid=8", "model.y_hid=8", "data.batching.budget_tokens=512",
-    "train.precision=fp32", "train.epochs=3", "engine.threads=1",
+    "train.precision=fp32", "engine.threads=1",
 )  # fmt: skip
 
 
@@ -111,7 +111,7 @@ def stages_of(path: Path) -> Iterator[Stages]:
 
 def test_six_times_kill_9_and_stages_that_start_in_any_order(tmp_path: Path) -> None:
     draw = random.Random(27)
-    line = new_line(tmp_path, "toynews", "transformer", 3, *TEXT, "train.epochs=8", snapshot_s=0.05, retain_mib=0.2)
+    line = new_line(tmp_path, "toynews", "transformer", 3, *TEXT, "train.epochs=4", snapshot_s=0.05, retain_mib=0.2)
     kills = 0
     with stages_of(line) as stages:
         order = [2, 0, 1]
@@ -137,7 +137,7 @@ def test_six_times_kill_9_and_stages_that_start_in_any_order(tmp_path: Path) -> 
 
 
 def test_ctrl_c_and_sigterm_and_a_kill_at_the_very_end(tmp_path: Path) -> None:
-    line = new_line(tmp_path, "toynews", "lstm", 2, *TEXT, "train.accumulate=2", snapshot_s=1000.0)
+    line = new_line(tmp_path, "toynews", "lstm", 2, *TEXT, "train.epochs=1", "train.accumulate=2", snapshot_s=1000.0)
     with stages_of(line) as stages:
         stages.start(0)
         until(lambda: stages.has_begun(0))

@@ -50,8 +50,7 @@ def test_no_more_are_on_their_way_than_the_window_holds() -> None:
         for number in range(50):
             one.retained.add(batch(number))
         sender, receiver = one.send(), one.receive()
-        until(lambda: len(receiver) == 1)
-        until(lambda: sender.sent == 1)
+        until(lambda: len(receiver) and sender.sent)
         receiver.tell("alive")  # and back: whatever was on the way has arrived
         receiver.tell_saved(0)
         assert (len(receiver), sender.sent, sender.window.is_open) == (1, 1, False)
