@@ -5,14 +5,17 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pathlib import Path
+from time import sleep
 
 import pytest
 
 from tests.cli.test_text import varied
 from tests.integration.test_resume import assert_same
-from tests.line.lines import Counted, Killed, learned_twice, new_line, run_alone, run_line
+from tests.line.lines import Counted, Killed, built_in_turn, learned_twice, new_line, run_alone, run_line
 
-pytestmark = [pytest.mark.usefixtures("cheap_runs", "one_thread")]
+pytestmark = [pytest.mark.usefixtures("cheap_runs", "one_thread", "built_in_turn")]
+
+__all__ = ["built_in_turn"]
 
 TEXT = (
     "model.embedding_dim=12", "model.n_heads=2", "model.x_hid=8", "model.y_hid=8", "data.batching.budget_tokens=256",
@@ -152,6 +155,8 @@ def test_a_stage_that_dies_amid_the_answers(tmp_path: Path) -> None:
 
     def reached(stage: int, where: str) -> None:
         left[stage] -= where == "between answers"
+        if where == "between answers" and left[stage] > 0:
+            sleep(0.3)  # in which the last snapshot is written
         if left[stage] == 0:
             left[stage] = -1
             raise Killed
