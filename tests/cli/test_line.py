@@ -22,10 +22,12 @@ from pipeal.line.worker import StageWorker
 from pipeal.training.checkpoint.store import CheckpointStore
 from tests.cli.running import run_command, told_one_line
 from tests.integration.test_resume import assert_same
-from tests.line.lines import Killed, place_of, run_alone, run_line
+from tests.line.lines import Killed, built_in_turn, place_of, run_alone, run_line
 from tests.line.test_line_exactness import text_line
 
-pytestmark = [pytest.mark.usefixtures("one_thread")]
+pytestmark = [pytest.mark.usefixtures("one_thread", "built_in_turn")]
+
+__all__ = ["built_in_turn"]
 
 
 def ran(line: Path, stage: int, capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, str, str]:
@@ -187,7 +189,9 @@ def test_an_error_that_comes_twice_at_the_same_item_stops_the_line_until_it_is_m
 ) -> None:
     """The word that stops was said before there was a connection, and never arrived; and by it the stage before was
     told that all this one had seen was saved."""
-    line = text_line(tmp_path, "transformer", 3, "train.epochs=1", "engine.sizes=[1,1,2]", snapshot_s=0.05)
+    line = text_line(
+        tmp_path, "transformer", 3, "train.epochs=1", "engine.sizes=[1,1,2]", snapshot_s=0.05, retain_mib=0.002
+    )
     learn, layer = StageWorker._learn, [0, 1, 2][stage]
 
     def failing(worker: StageWorker, item: Item) -> None:
@@ -213,7 +217,7 @@ def test_an_error_that_comes_twice_at_the_same_item_stops_the_line_until_it_is_m
 def test_a_neighbour_that_was_away_when_the_line_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It hears it when the stage that stopped is started once more. Symptom: it was told instead that this stage had
     lost its snapshots, since that asked for the first item of all."""
-    line = text_line(tmp_path, "lstm", 2, "train.epochs=1", snapshot_s=0.02)
+    line = text_line(tmp_path, "lstm", 2, "train.epochs=1", snapshot_s=0.02, retain_mib=0.002)
     learn = StageWorker._learn
 
     def failing(worker: StageWorker, item: Item) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -30,6 +30,25 @@ LONG_S = 600.0
 
 class Killed(BaseException):
     """What a stage dies of here: it says and saves nothing more."""
+
+
+@pytest.fixture
+def built_in_turn() -> Iterator[None]:
+    """The stages of a line make their layers one after the other. First weights come from the generator that a process
+    has one of: two that draw at the same time, as no two processes do, would begin with others."""
+    turn = threading.Lock()
+
+    def in_turn(build: Any) -> Any:
+        def built(*given: Any) -> Any:
+            with turn:
+                return build(*given)
+
+        return built
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StageRun, "_build", in_turn(StageRun._build))
+        patch.setattr(StageRun, "_begin_feed", in_turn(StageRun._begin_feed))
+        yield
 
 
 def new_line(folder: Path, dataset: str, model: str, stages: int, *settings: str, **fields: Any) -> Path:

@@ -5,14 +5,20 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pathlib import Path
+from time import sleep
 
 import pytest
 
+from pipeal.core.modules import module_of
+from pipeal.line.items import Item
+from pipeal.line.worker import StageWorker
 from tests.cli.test_text import varied
 from tests.integration.test_resume import assert_same
-from tests.line.lines import Counted, Killed, learned_twice, new_line, run_alone, run_line
+from tests.line.lines import Counted, Killed, built_in_turn, learned_twice, new_line, run_alone, run_line
 
-pytestmark = [pytest.mark.usefixtures("cheap_runs", "one_thread")]
+pytestmark = [pytest.mark.usefixtures("cheap_runs", "one_thread", "built_in_turn")]
+
+__all__ = ["built_in_turn"]
 
 TEXT = (
     "model.embedding_dim=12", "model.n_heads=2", "model.x_hid=8", "model.y_hid=8", "data.batching.budget_tokens=256",
@@ -145,13 +151,22 @@ def test_a_line_that_dies_amid_an_update(tmp_path: Path) -> None:
     assert_same(tmp_path / "run", run_alone(line, tmp_path / "alone"))
 
 
-def test_a_stage_that_dies_amid_the_answers(tmp_path: Path) -> None:
-    """Its snapshot is of the time when the layers answer, and had been set to."""
+def test_a_stage_that_dies_amid_the_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its snapshot is of the time when the layers answer, and had been set to; few answers would not show it."""
+    ask = StageWorker._ask
+
+    def asked(worker: StageWorker, item: Item) -> None:
+        assert not any(part.training for _, layer in worker._stage.layers for part in module_of(layer).modules())
+        ask(worker, item)
+
+    monkeypatch.setattr(StageWorker, "_ask", asked)
     line = text_line(tmp_path, "transformer", 2, "train.epochs=2", snapshot_s=1e-6)
     left = {0: 4, 1: 6}
 
     def reached(stage: int, where: str) -> None:
         left[stage] -= where == "between answers"
+        if where == "between answers" and left[stage] > 0:
+            sleep(0.3)  # in which the last snapshot is written
         if left[stage] == 0:
             left[stage] = -1
             raise Killed
