@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from pipeal.core.atomic import write_whole
 from pipeal.core.checked import checked
-from pipeal.core.errors import DataError, LineError, first_line
+from pipeal.core.errors import DataError, LineError, exit_code, first_line
 
 _FAILURE = TypeAdapter(dict[str, Any])
 
@@ -45,7 +45,8 @@ class Failures:
             items: How many were behind the stage.
         """
         why = str(error) if isinstance(error, LineError) else f"stage {self._stage} failed: {first_line(error)}"
-        stopped = isinstance(error, LineError) or self._before().get("item") == items
+        # A user's mistake does not mend itself; and those who start stages again may let such a one lie.
+        stopped = isinstance(error, LineError) or exit_code(error) == 2 or self._before().get("item") == items
         write_whole(self._path, json.dumps({"item": items, "error": why, "stopped": stopped}) + "\n")
         return why if stopped else None
 

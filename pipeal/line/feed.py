@@ -107,6 +107,7 @@ class Feed:
                         at.batches, at.done = at.batches + 1, at.done + 1
                         at.samples, at.tokens = at.samples + len(batch), at.tokens + batch.tokens
                         at.padded += batch.padded
+                        at.seconds = before_s + perf_counter() - begin
                         facts = {"batch": number, "lr_scale": scale(number), "updates": updates}
                         yield Item(BATCH, facts, (x, y))
                         at.seconds = before_s + perf_counter() - begin

@@ -15,9 +15,9 @@ from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
 from pipeal import __version__
-from pipeal.core.errors import ConfigError, LineError
+from pipeal.core.errors import ConfigError, DataError, LineError
 from pipeal.line.items import Packed
-from pipeal.line.link import HEAD_BYTES, TICK_S, End, Keys, heard, log, packed_head
+from pipeal.line.link import TICK_S, End, Keys, heard, log, packed_head, printable
 from pipeal.line.status import stages_before
 
 _SHAKEN = zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -33,7 +33,7 @@ class Incoming(End):
         keys: Of both.
         line: The line's name.
         first: The number of the item to go on with: a snapshot covers all before it.
-        largest_bytes: Of a tensor, there where it arrives; the connection of one that sends more is closed.
+        largest_bytes: Of a tensor, there where it arrives; an item with a larger one is refused.
         room_bytes: Items of so many bytes may wait to be taken. One that comes then is let go, and asked for later.
 
     Attributes:
@@ -63,7 +63,7 @@ class Incoming(End):
         self._let_go = False
         self.wants_snapshot = self.bye = False
         self.statuses: Mapping[str, Any] = {}
-        self._arrived: deque[tuple[Packed, float]] = deque()
+        self._arrived: deque[tuple[Packed, float, int]] = deque()
         self._peer: bytes | None = None
         self._session = 0
         self._probed_at = 0.0
@@ -72,7 +72,7 @@ class Incoming(End):
         self._guard = ThreadAuthenticator(self.context)
         self._guard.start()
         self._guard.configure_curve_callback(credentials_provider=self)
-        self._socket = self.socket(zmq.ROUTER, max(largest_bytes, HEAD_BYTES))
+        self._socket = self.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.curve_server = True
         self._socket.curve_publickey, self._socket.curve_secretkey = keys.public.encode(), keys.secret.encode()
@@ -111,10 +111,11 @@ class Incoming(End):
                 raise self.failure
             if not self._arrived:
                 return None
-            item, at = self._arrived.popleft()
+            item, at, session = self._arrived.popleft()
             number, self._next = self._next, self._next + 1
             self._waiting_bytes -= item.size
-        self.tell("taken", monotonic() - at)
+        if session == self._session:  # on a connection since then, the stage before counts others
+            self.tell("taken", monotonic() - at)
         return number, item
 
     def tell_saved(self, number: int) -> None:
@@ -192,7 +193,7 @@ class Incoming(End):
                         return
                     self._expected += 1
                     self._waiting_bytes += item.size
-                    self._arrived.append((item, monotonic()))
+                    self._arrived.append((item, monotonic(), session))
                     self.changed.notify_all()
             elif type(number) is not int or number < 0:
                 raise ValueError(f"{str(number)[:40]!r} is no number of an item")
@@ -208,7 +209,13 @@ class Incoming(End):
             elif kind == "status":
                 self.statuses = stages_before(self.stage, facts[0])
             elif kind == "stop":
-                self.failure = self.failure or LineError(str(facts[0])[:2000])
+                self.failure = self.failure or LineError(printable(facts[0]))
+            elif kind == "lost":
+                self.failure = self.failure or DataError(
+                    f"stage {self.stage - 1} has no items before {facts[0]:d}, which a snapshot here had covered, and "
+                    f"this stage asks for {self._expected}: it has lost its newest snapshot; put its folder back, or "
+                    "begin the line anew"
+                )
             else:
                 raise ValueError(f"it says {str(kind)[:40]!r}")
             self.changed.notify_all()
@@ -255,6 +262,8 @@ def _bind(made: Any, address: str) -> None:
         own = socket.gethostbyname(host)
     except OSError:
         own = "*"
+    if own.startswith("127.") and host not in ("localhost", own):
+        own = "*"  # many systems have their own name stand for that, where no other machine gets in
     for where in dict.fromkeys((own, "*")):
         try:
             made.bind(f"tcp://{where}:{port}")

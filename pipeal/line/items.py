@@ -43,6 +43,9 @@ _FACTS: Mapping[str, Mapping[str, type]] = {
     END: {},
 }
 
+FRAME_BYTES = 1 << 19
+"""Tensors travel in pieces: a connection on which one piece takes longer than its heartbeat counts as lost."""
+
 _DEEPEST = 50
 """So many collections one within the other may be in an item."""
 
@@ -89,10 +92,13 @@ class Packed:
         """Takes an item apart; waits for copies from a GPU.
 
         Raises:
-            DataError: Its tree holds a class of its own, or a tensor that cannot be sent.
+            DataError: Its tree holds a class of its own, or a tensor that cannot be sent; or it is no item of its kind.
         """
         form, tensors = taken_apart(_with_marks(map_tensors(lambda tensor: tensor.detach().to("cpu"), item.tree)))
-        put_together(form, tensors, plain=True)  # told here, and not where it would arrive
+        # Whatever would be refused where it arrives is told here.
+        _check_facts(item.kind, item.facts)
+        _check_depth([dict(item.facts), form])
+        _check_tree(item.kind, _without_marks(put_together(form, tensors, plain=True)))
         pairs = [flat(tensor) for tensor in tensors]
         return cls(item.kind, dict(item.facts), form, [layout for layout, _ in pairs], [row for _, row in pairs])
 
@@ -116,8 +122,9 @@ class Packed:
         return [self.kind, self.facts, self.form, self.layouts]
 
     def frames(self) -> list[Any]:
-        """The bytes of the tensors, without a copy."""
-        return [row.contiguous().view(torch.uint8).numpy() for row in self.rows]
+        """The bytes of the tensors, without a copy, in frames of at most :data:`FRAME_BYTES`."""
+        rows = [row.contiguous().view(torch.uint8).numpy() for row in self.rows]
+        return [row[begin : begin + FRAME_BYTES] for row in rows for begin in range(0, len(row), FRAME_BYTES)]
 
     @classmethod
     def arrived(cls, head: Any, frames: Sequence[Any], largest_bytes: float = inf) -> Packed:
@@ -136,21 +143,26 @@ class Packed:
         kind, facts, form, layouts = head
         if kind not in KINDS or not isinstance(facts, dict) or not isinstance(layouts, list):
             raise DataError(f"an item of the kind {str(kind)[:40]!r} is none")
-        if len(layouts) != len(frames):
-            raise DataError(f"an item has {len(frames)} tensors, but its head says {len(layouts)}")
         _check_facts(kind, facts)
         _check_depth([facts, form])
-        for layout, frame in zip(layouts, frames, strict=True):
+        wanted = []
+        for layout in layouts:
             if not (isinstance(layout, list) and len(layout) == 4 and 0 <= len(layout[1]) <= _MOST_DIMENSIONS):
                 raise DataError(f"a tensor of an item has {str(layout)[:80]} as its layout")
-            check_layout(layout, len(frame.buffer))
+            size = layout[3] * dtype_named(layout[0]).itemsize
+            check_layout(layout, size)
             # A few elements may say that they are spread over as much memory as there is, or repeated without end.
             if (found := _bytes(layout)) > largest_bytes:
                 raise DataError(f"a tensor of an item reaches over {found} bytes; at most {largest_bytes:.0f} may")
-        rows = [row_for(layout) for layout in layouts]
-        for row, frame in zip(rows, frames, strict=True):
-            if row.numel():
-                row.view(torch.uint8).copy_(torch.frombuffer(frame.buffer, dtype=torch.uint8))
+            wanted += [min(FRAME_BYTES, size - begin) for begin in range(0, size, FRAME_BYTES)]
+        if wanted != [len(frame.buffer) for frame in frames]:
+            raise DataError(f"an item has {len(frames)} frames, but its head is of {len(wanted)}, or of other sizes")
+        rows, left = [row_for(layout) for layout in layouts], iter(frames)
+        for row in rows:
+            whole = row.view(torch.uint8)
+            for begin in range(0, len(whole), FRAME_BYTES):
+                part = torch.frombuffer(next(left).buffer, dtype=torch.uint8)
+                whole[begin : begin + len(part)] = part
         arrived = cls(kind, facts, form, layouts, rows)
         _check_tree(kind, arrived.item().tree)
         return arrived

@@ -28,6 +28,9 @@ from pipeal.core.errors import DataError, first_line
 HEAD_BYTES = 1 << 20
 """The longest head of a message."""
 
+_CURVE_BYTES = 256
+"""More than encryption adds to a frame."""
+
 TICK_S = 0.1
 """How often the thread at a socket looks up although nothing came."""
 
@@ -86,12 +89,12 @@ class End(threading.Thread, ABC):
         self._sockets: list[Any] = [self._wake_in]
         self.refusals = Refusals()
 
-    def socket(self, kind: int, largest_bytes: int) -> Any:
+    def socket(self, kind: int) -> Any:
         """A socket with the ways of a link."""
         made = self.context.socket(kind)
         made.sndhwm = made.rcvhwm = 0  # what is on the way is bounded by windows
         made.linger = 0
-        made.maxmsgsize = largest_bytes
+        made.maxmsgsize = HEAD_BYTES + _CURVE_BYTES  # of a frame; tensors travel in smaller ones
         made.setsockopt(zmq.HEARTBEAT_IVL, int(1000 * HEARTBEAT_S))
         made.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(4000 * HEARTBEAT_S))
         made.setsockopt(zmq.HEARTBEAT_TTL, int(4000 * HEARTBEAT_S))
@@ -237,3 +240,8 @@ def heard(frame: Any, understand: Callable[[list[Any]], None], sender: str, refu
     except Exception as error:  # noqa: BLE001  whatever a peer may cause: none ends the thread
         shown = ascii(first_line(error)[:200])[1:-1]
         refusals.tell(f"{sender}: a message that is none of this line was refused: {shown}")
+
+
+def printable(words: Any) -> str:
+    """A peer's words for a terminal and a log: of bounded length, and without control codes."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in str(words)[:2000])[:2000]

@@ -12,7 +12,7 @@ from zmq.utils.monitor import recv_monitor_message
 from pipeal import __version__
 from pipeal.core.errors import DataError, LineError
 from pipeal.engine.distributed.window import Window
-from pipeal.line.link import HEAD_BYTES, TICK_S, End, Keys, heard, log, packed_head
+from pipeal.line.link import TICK_S, End, Keys, heard, log, packed_head, printable
 from pipeal.line.retained import Retained
 
 _GONE = zmq.EVENT_DISCONNECTED
@@ -42,10 +42,11 @@ class Outgoing(End):
         self.window = Window()
         self.sent = 0
         self._session = 0
-        self._socket = self.socket(zmq.DEALER, HEAD_BYTES)
+        self._socket = self.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.IMMEDIATE, 1)  # what is not on its way by then is sent again
         self._socket.setsockopt(zmq.RECONNECT_IVL, 100)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
+        self._socket.setsockopt(zmq.CONNECT_TIMEOUT, 5000)  # the system's own tries get rarer for minutes
         self._socket.curve_publickey, self._socket.curve_secretkey = keys.public.encode(), keys.secret.encode()
         self._socket.curve_serverkey = keys.peer.encode()
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | _GONE | _REFUSED)
@@ -107,18 +108,18 @@ class Outgoing(End):
     def _understand(self, words: list[Any]) -> None:
         kind, session, *facts = words
         if kind == "stop":
-            self.fail(LineError(str(facts[0])[:2000]))
+            self.fail(LineError(printable(facts[0])))
             return
         if session != self._session:
             return  # of a connection that is no more
         if kind == "want":
             number, saved = _number(facts[0]), _number(facts[1])
             if number < self.retained.first:
-                raise_at_stage = DataError(
+                log.warning(
                     f"stage {self.stage + 1} asks for item {number}, but had saved all before {self.retained.first}: "
-                    "it has lost its snapshots; put its folder back, or begin the line anew"
+                    "it has lost its newest snapshot, and ends"
                 )
-                self.fail(raise_at_stage)
+                self.send(["lost", self.retained.first])
                 return
             if saved > number:
                 raise ValueError(f"it has saved all before {saved}, but asks for {number}")

@@ -21,7 +21,6 @@ class Retained:
         changed: Notified at every change; its lock guards all.
         first: The number of the oldest; that of the next one where there is none.
         size: Bytes of tensors.
-        is_full: Whether somebody waits to add one.
     """
 
     def __init__(self, limit_bytes: float, first: int = 0, kept: Iterable[Packed] = ()) -> None:
@@ -30,7 +29,6 @@ class Retained:
         self._limit = limit_bytes
         self._items = deque(kept)
         self.size = sum(item.size for item in self._items)
-        self.is_full = False
 
     @property
     def next(self) -> int:

@@ -27,7 +27,7 @@ class Snapshots:
         stage: The stage's number.
 
     Attributes:
-        saved: The items that the last one of this process covers; None for none yet.
+        saved: The items that the last one covers; None for none yet.
         saved_at: When it was written, in seconds of Unix time.
     """
 
@@ -65,6 +65,7 @@ class Snapshots:
         for key, value in found.state["environment"].items():
             if now.get(key) != value:
                 _log.warning(f"the snapshot was written with {key} {value}, here it is {now.get(key)}: bits may differ")
+        self.saved, self.saved_at = found.position["item"], (found.path / "manifest.json").stat().st_mtime
         return found
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
@@ -73,14 +73,13 @@ class Place:
 
 
 class StageRun:
-    """That.
+    """A stage, taken up and run.
 
     Args:
         line: The line.
         number: Of the stage.
         place: Where it keeps what it has.
         stop: Whether it is to end.
-
     """
 
     def __init__(self, line: LineFile, number: int, place: Place, stop: StopRequest) -> None:
@@ -132,8 +131,8 @@ class StageRun:
                 self._take_up(saved, experiment)
             elif experiment is not None:
                 self._begin_feed(experiment)
-            self._connect(0 if saved is None else self._done)
             try:
+                self._connect(0 if saved is None else self._done)
                 if not self._ended:
                     self._work()
                 self._finish()
@@ -209,7 +208,7 @@ class StageRun:
         assert self._worker is not None
         self._worker.go_on(counted["worker"])
         if self._top is not None:
-            self._top.go_on(counted["top"])
+            self._top.go_on(counted["top"], ended=self._ended)
             self._worker.take_decoders(counted["decoders"])
         _log.info(f"stage {self.number} goes on after {self._done} items, {self._worker.next_batch} of them batches")
 
@@ -225,7 +224,7 @@ class StageRun:
         check_compile(config.engine.compile, [device])
         own = layers_of_stages(config.engine.sizes)[self.number]
         if self._is_last:
-            self._top = Top(self.place.run, config, begin["facts"], models.criterion)
+            self._top = Top(self.place.run, self.line.line, config, begin["facts"], models.criterion)
             self._open.callback(self._top.close)
         self._open.enter_context(intra_op_threads(config.engine.threads))
         self._open.enter_context(matmul_precision(config.engine.matmul))
@@ -260,31 +259,38 @@ class StageRun:
             gathers = self._worker is not None and self._worker.gathers
             if (code := self._stop.code()) is not None and not (gathers and came):
                 self._interrupt(code)
-            self._save_if_due()
             self._tell()
-            try:
-                came = self._step(items)
-            except (Interrupted, LineError, PeerLostError):
-                raise
-            except Exception:
-                self._failed_at_item = True
-                raise
+            with self._at_item():
+                self._save_if_due()
+            came = self._step(items)
 
     def _step(self, items: Iterator[Item] | None) -> bool:
         """Does what the next item asks for; says whether there was one."""
         item = self._next(items)
         if item is None:
             return False
-        if item.kind == BEGIN and self._worker is None:
-            self._build(item.facts, None if self._feed is None else self._feed.experiment, None)
-            if self._top is not None:
-                self._top.begin(item.tree if isinstance(item.tree, dict) else {})
-        if self._worker is None:
-            raise DataError(f"an item of the kind {item.kind} came first; begin the line anew")
-        self._worker.handle(item)
+        with self._at_item():
+            if item.kind == BEGIN and self._worker is None:
+                self._build(item.facts, None if self._feed is None else self._feed.experiment, None)
+                if self._top is not None:
+                    self._top.begin(item.tree if isinstance(item.tree, dict) else {})
+            if self._worker is None:
+                raise DataError(f"an item of the kind {item.kind} came first; begin the line anew")
+            self._worker.handle(item)
         self._done += 1
         self._ended = item.kind == END
         return True
+
+    @contextmanager
+    def _at_item(self) -> Iterator[None]:
+        """What goes wrong within is of the item, and comes again with it; but for a disk, a link or a signal."""
+        try:
+            yield
+        except (Interrupted, LineError, PeerLostError):
+            raise
+        except Exception as error:
+            self._failed_at_item = not (isinstance(error.__cause__ or error, OSError) or self._has_failed())
+            raise
 
     def _next(self, items: Iterator[Item] | None) -> Item | None:
         if items is not None:
@@ -395,10 +401,11 @@ class StageRun:
                 self._tell()
                 if (code := self._stop.code()) is not None:
                     raise Interrupted(f"stage {self.number} was interrupted, and is saved", code)
+            self._save()  # without what the next stage has: started again, this one waits for nobody who is done
+            self._snapshots.settle(must=True)
             self._outgoing.bye()
         if self._incoming is not None:
-            begin = monotonic()
-            while not self._incoming.bye and (self._incoming.connected or monotonic() - begin < _GRACE_S):
+            while not self._incoming.bye and self._incoming.lost_s < _GRACE_S:
                 self._incoming.wants_snapshot = False
                 self._incoming.take(_LOOK_S)
                 self._tell()

@@ -12,7 +12,6 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import Field, TypeAdapter
 
-from pipeal.core.atomic import write_whole
 from pipeal.core.checked import checked
 from pipeal.core.errors import DataError
 from pipeal.reporting.tables import Cell, table_text
@@ -77,7 +76,7 @@ class Status:
     def __init__(self, folder: Path, stage: int) -> None:
         self._path = folder / STATUS_FILE
         self._stage = stage
-        self._told_at = -_EVERY_S
+        self._told_at: float | None = None
         self._batches = 0
         self._refused = False
 
@@ -91,20 +90,23 @@ class Status:
     ) -> None:
         """Writes how it stands, if the last time was a second ago, or else ``at_once``."""
         now = monotonic()
-        elapsed_s = now - self._told_at
-        if elapsed_s < _EVERY_S and not at_once:
+        elapsed_s = None if self._told_at is None else now - self._told_at
+        if elapsed_s is not None and elapsed_s < _EVERY_S and not at_once:
             return
         found = status()
-        rate = max(0.0, (found.batches - self._batches) / elapsed_s)
+        rate = max(0.0, (found.batches - self._batches) / elapsed_s) if elapsed_s else 0.0
         own = {**asdict(found), "rate": rate, "at": time()}
         self._told_at, self._batches = now, found.batches
         stages = {**below, str(self._stage): own}
         try:
-            write_whole(self._path, json.dumps({"stages": stages}, indent=1) + "\n")
+            # Whole or absent, as ever; but no power cut is worth the time of waiting for the disk each second.
+            aside = self._path.with_suffix(".aside")
+            aside.write_text(json.dumps({"stages": stages}, indent=1) + "\n", encoding="utf-8")
+            aside.replace(self._path)
             self._refused = False
-        except DataError as error:  # a disk that is full now stops no training
+        except OSError as error:  # a disk that is full now stops no training
             if not self._refused:
-                _log.warning(f"{error}; the training goes on")
+                _log.warning(f"{self._path}: {error.strerror or error}; the training goes on")
             self._refused = True
         if pass_on is not None:
             pass_on(stages)

@@ -19,6 +19,7 @@ from pipeal.engine.state.layer_state import State
 from pipeal.line.feed import PARTS
 from pipeal.line.items import Item
 from pipeal.reporting.recorders import write_json
+from pipeal.run.run_folder import last_told
 from pipeal.run.training import recorders_of
 from pipeal.training.checkpoint.store import CheckpointStore
 from pipeal.training.evaluation import Criterion, mean_of, right, right_and_loss, share_right
@@ -35,23 +36,24 @@ class Top:
 
     Args:
         folder: The run's folder, as one process leaves it.
+        line: The line's name.
         config: With every choice made.
         facts: About the data.
         criterion: The loss that epochs are measured by, if any.
-        position: Where the training stands; moves along.
     """
 
     def __init__(
         self,
         folder: Path,
+        line: str,
         config: RunConfig,
         facts: Mapping[str, Any],
         criterion: Criterion | None,
-        position: Position | None = None,
     ) -> None:
         self.folder = folder
-        self.position = position or Position()
+        self.position = Position()
         self._config = config
+        self._line = line
         self._facts = facts
         self._criterion = criterion
         self._asked: dict[str, list[Tensor]] = {part: [] for part in PARTS}
@@ -63,22 +65,25 @@ class Top:
         """Makes the folder, with the files that a trained model needs to read its input.
 
         Raises:
-            DataError: They have names that lead elsewhere, or the system refused to write.
+            DataError: Their names lead elsewhere, the folder holds another run, or the system refused to write.
         """
         if len(files) > _MOST_FILES or any(Path(name).name != name or name.startswith(".") for name in files):
             raise DataError(f"files of the names {', '.join(files)[:200]} came; expected plain names")
         self.folder.mkdir(parents=True, exist_ok=True)
+        if CONFIG.at(self.folder).exists() and last_told(self.folder).get("line") != self._line:
+            raise DataError(f"{self.folder} holds another run; name another folder by --run")
+        self._tell("running")  # first: by its line the folder is known again
         write_whole(CONFIG.at(self.folder), dump_config(self._config))
         write_whole(ASKED.at(self.folder), dump_config(self._config))
         for name, content in files.items():
             write_whole(self.folder / name, bytes(content.numpy()).decode("utf-8"))
         self.record_again()
 
-    def record_again(self) -> None:
+    def record_again(self, status: str = "running") -> None:
         """Writes the rows so far, and no others."""
         for recorder in self._recorders:
             recorder.rewrite(self.position.rows)
-        self._tell("running")
+        self._tell(status)
 
     def begin_evaluation(self, facts: Mapping[str, Any]) -> None:
         """An epoch was trained."""
@@ -103,8 +108,8 @@ class Top:
             epoch=facts["epoch"],
             train_time=position.trained_s,
             epoch_time=part.seconds,
-            samples_per_s=part.samples / part.seconds,
-            tokens_per_s=part.tokens / part.seconds,
+            samples_per_s=part.samples / part.seconds if part.seconds else 0.0,
+            tokens_per_s=part.tokens / part.seconds if part.seconds else 0.0,
             losses=tuple(tuple(layer["losses"]) for layer in layers if layer["losses"]),
             **self._scores()._asdict(),
         )
@@ -145,12 +150,12 @@ class Top:
             "states": {str(number): state for number, state in self._states.items()},
         }
 
-    def go_on(self, state: Mapping[str, Any]) -> None:
+    def go_on(self, state: Mapping[str, Any], *, ended: bool) -> None:
         """Takes up what :meth:`state` gave."""
         self.position = Position.of(state["position"], [])
         self._evaluated, self._asked = state["evaluated"], state["asked"]
         self._states = {int(number): found for number, found in state["states"].items()}
-        self.record_again()
+        self.record_again("finished" if ended else "running")
 
     def close(self) -> None:
         """Closes what it writes to."""
@@ -173,6 +178,7 @@ class Top:
             STATUS.at(self.folder),
             {
                 "status": status,
+                "line": self._line,
                 "message": "",
                 "epoch": self.position.epoch,
                 "epochs": self._config.train.epochs,

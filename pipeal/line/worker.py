@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -88,6 +89,7 @@ class StageWorker:
         self._emit = emit
         self._top = top
         self._losses: dict[int, Tensor] = {}
+        self._splits: Counter[int] = Counter()
         self._mode = ExitStack()
         self.next_batch = 0
         self.gathers = self._evaluates = False
@@ -122,6 +124,7 @@ class StageWorker:
         return {number: one.state for number, one in found.items()}, {
             "next_batch": self.next_batch,
             "evaluates": self._evaluates,
+            "splits": {str(number): self._splits[number] + one.splits for number, one in found.items()},
             "losses": {str(number): losses_joined for number, losses_joined in self._joined(losses).items()},
         }
 
@@ -129,6 +132,7 @@ class StageWorker:
         """Takes up what :meth:`state` had counted."""
         self.next_batch = counted["next_batch"]
         self._losses = {int(number): losses for number, losses in counted["losses"].items()}
+        self._splits = Counter({int(number): splits for number, splits in counted["splits"].items()})
         if counted["evaluates"]:
             self._enter_evaluation()
 
@@ -164,9 +168,10 @@ class StageWorker:
             told[str(number)] = {
                 "losses": [] if rows is None else rows[finite].mean(0).tolist(),
                 "non_finite": 0 if finite is None else int((~finite).sum()),
-                "splits": splits[number],
+                "splits": self._splits[number] + splits[number],
                 "overflows": overflows[number],
             }
+        self._splits.clear()
         self._enter_evaluation()
         if self._top is not None:
             self._top.begin_evaluation(facts)

@@ -4,9 +4,10 @@
 
 Stages of ``pipeal line`` on one machine train the embedded texts. One of them, or at times two neighbours at once, is
 ended by ``kill -9`` and started again, over and over. At the end weights, optimizer states and rows have to equal those
-of one process, bit for bit. Printed for the restarts: seconds from a stage's first word, which follows the imports,
-until it does a batch that it had not done before, as its status tells, which is written once a second; the batches that
-it did again; and the most that any stage retained. Ends with 1 if anything differs.
+of one process, bit for bit. Printed for the restarts: seconds from a stage's word that it goes on, which follows
+the imports, the reading of data and the making of layers, until it does a batch that it had not done before, as its
+status tells, which is written once a second; the batches that it did again; and the most that any stage retained. Ends
+with 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -221,7 +222,7 @@ def measure(folder: Path, stages: int, kills: int, epochs: int, seed: int, snaps
         "seconds": took_s,
         "differences": [*differences(line / "run", alone)],
         "restarts that came to a new batch": len(back_s),
-        "seconds from the first word to a new batch, median": median(back_s) if back_s else None,
+        "seconds from its word to a new batch, median": median(back_s) if back_s else None,
         "the most": max(back_s, default=None),
         "batches done again, median": median(again) if again else None,
         "retained by a stage, most, MiB": max(stage.retained_mib for stage in found),
