@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 from gpu_smoke import __main__ as smoke
 from gpu_smoke import benches, suite, wheels
-from gpu_smoke.commands import Command, _Running, run
-from gpu_smoke.page import NO_GPU
+from gpu_smoke.commands import Command, Ended, _Running, run
+from gpu_smoke.page import NO_GPU, page
 from gpu_smoke.predictions import MEASUREMENTS, PREDICTIONS, Prediction
 from PIL import Image
 
@@ -99,6 +99,41 @@ def test_what_finds_no_time_is_told(probed: Any) -> None:
     code, kept, _ = probed(1, "1,3", "--time-limit", "1")
     assert code == 1
     assert {row["failed"] for row in kept["predictions"]} == {"not run: no time was left"}
+
+
+@pytest.mark.parametrize("left", [None, '{"verdict": tr', "\xff"])
+def test_an_answer_that_is_missing_or_cut_off_fails_its_step_alone(tmp_path: Path, left: str | None) -> None:
+    """A process that was killed while it wrote; one that ended well before it did."""
+    lost = tmp_path / "figures.json"
+    if left is not None:
+        lost.write_text(left, encoding="latin-1")
+    command = Command("one", ["python"], 1.0)
+    well = Ended(command, 0, 1.0, "")
+    row = smoke.finding_of(PROBES[2], lost, well, stand_in=False)
+    assert lost.name in row["failed"]
+    assert row["verdict"] is None
+    bench = benches.found(benches.Benchmark(command, tmp_path), well)
+    assert bench["figures"] is None
+    assert bool(bench["ended"]) == (left is not None)
+
+
+def test_a_line_that_a_kill_cut_off_is_left_out(tmp_path: Path) -> None:
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text('{"test": "a", "outcome": "passed", "line": ""}\n{"test": "b", "outc')
+    command = Command("file", ["python"], 1.0)
+    row = suite.found(suite.MarkedFile("file", command, lines), Ended(command, -9, 1.0, ""))
+    assert row["passed"] == 1
+    assert row["ended"].startswith("signal SIGKILL")
+
+
+def test_versions_that_were_not_found_leave_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(smoke, "PREDICTIONS", PROBES)
+    monkeypatch.setattr(smoke.Smoke, "_gpus", lambda _: 1)
+    monkeypatch.setattr(smoke, "_FACTS_S", 0.0)  # stopped as soon as it is looked at
+    assert smoke.main(["--out", str(tmp_path), "--only", "predictions", "--predictions", "3"]) == 1
+    kept = json.loads((tmp_path / "gpu-smoke.json").read_text(encoding="utf-8"))
+    assert kept["predictions"][0]["verdict"]
+    assert "## Versions and devices" in page({**kept, "facts": {"data": "made up"}})
 
 
 def test_predictions_are_numbered_and_each_has_a_probe(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ from time import monotonic
 from typing import Any, NoReturn
 
 from gpu_smoke import benches, suite, wheels
-from gpu_smoke.commands import Command, Ended, run
+from gpu_smoke.commands import Command, Ended, read_json, run
 from gpu_smoke.page import page
 from gpu_smoke.predictions import MEASUREMENTS, PREDICTIONS, Finding, Prediction
 
@@ -78,9 +78,9 @@ class Smoke:
         self.failed = False
         self._begin = monotonic()
         self._until = self._begin + options.time_limit
+        self._log = self._open_log()
         self._aside = tempfile.TemporaryDirectory(prefix="gpu-smoke-")
         self._work = Path(self._aside.name)
-        self._log = self._open_log()
         self._environment = self._environment_of_steps()
         self.kept: dict[str, Any] = {
             "format": "pipeal-gpu-smoke-1",
@@ -151,22 +151,23 @@ class Smoke:
         (ended,) = self._steps(
             [self._probe("what is here", "gpu_smoke.probes.facts:gpus", answer, _FACTS_S)], self._until
         )
-        if not answer.is_file():
+        found, why = read_json(answer)
+        if why:
             missing = re.findall(r"No module named '([\w.]+)'", ended.output)
             what = f"{missing[-1]} is not installed" if missing else ended.last_line
             if missing and missing[-1] not in ("torch", "numpy"):
                 what += "; --wheels DIR brings it"
-            _leave(f"{sys.executable} cannot import pipeal: {what} ({ended.how})")
-        return int(json.loads(answer.read_text(encoding="utf-8")))
+            _leave(f"{sys.executable} cannot import pipeal: {what} ({ended.how or why})")
+        return int(found)
 
     def _facts(self) -> None:
         answer = self._work / "facts.json"
         (ended,) = self._steps([self._probe("versions", "gpu_smoke.probes.facts:facts", answer, _FACTS_S)], self._until)
-        if answer.is_file():
-            self.kept["facts"] = {**json.loads(answer.read_text(encoding="utf-8")), "commit": _commit()}
-        else:
+        found, why = read_json(answer)
+        self.kept["facts"] = {**(found or {}), "commit": _commit()}
+        if ended.code != 0 or why:
             self.failed = True
-            self._say(f"versions: {ended.how}: {ended.last_line}")
+            self._say(f"versions: {ended.how or why}: {ended.last_line}")
         self._write()
 
     def _predictions(self, until: float) -> None:
@@ -257,9 +258,11 @@ class Smoke:
 
 def finding_of(prediction: Prediction, answer: Path, ended: Ended, *, stand_in: bool) -> dict[str, Any]:
     """What came of a probe, for the JSON. Without a GPU, or where it failed, nothing is true or false."""
-    failed, found = "", Finding(None, "", "")
+    found = Finding(None, "", "")
     if ended.code == 0:
-        found = Finding(**json.loads(answer.read_text(encoding="utf-8")))
+        told, failed = read_json(answer)
+        if not failed:
+            found = Finding(**told)
     else:
         failed = f"{ended.how}: {ended.last_line}" if ended.code is not None else ended.how
     row = {"number": prediction.number, "text": prediction.text, **asdict(found)}

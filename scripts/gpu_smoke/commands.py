@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic, sleep
-from typing import IO
+from typing import IO, Any
 from uuid import uuid4
 
 _KEPT = 200_000
@@ -147,6 +148,20 @@ class _Running:
             with suppress(OSError):  # it has ended meanwhile
                 os.kill(pid, signal.SIGKILL)
         self._process.wait()
+
+
+def read_json(path: Path) -> tuple[Any, str]:
+    """What a command left in a file; it may have ended before it wrote, or while it did.
+
+    Returns:
+        The value and an empty text; or None, and why there is no value.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8")), ""
+    except OSError as error:
+        return None, f"{path.name} cannot be read: {error.strerror}"
+    except ValueError as error:  # of JSON, or of a character that was cut in two
+        return None, f"{path.name} is not whole: {error}"
 
 
 def _marked(name: str) -> list[int]:
