@@ -205,6 +205,27 @@ def test_a_command_is_stopped_at_its_limit_and_the_next_one_runs() -> None:
     assert (ends.how, ends.last_line) == ("", "well")
 
 
+def test_a_process_that_no_signal_ends_is_left_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver may hold it in the kernel, and a wait for it would hold up the whole script."""
+
+    made: list[Any] = []
+
+    class Stuck(subprocess.Popen[bytes]):
+        def wait(self, timeout: float | None = None) -> int:
+            assert timeout is not None
+            made.append(self)
+            raise subprocess.TimeoutExpired(self.args, timeout)
+
+        def poll(self) -> int | None:
+            return None
+
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", Stuck)
+    (ended,) = run([Command("stuck", [sys.executable, "-c", ""], limit_s=0.1)], monotonic() + 60)
+    assert ended.how == "stopped at its limit of 0 s; could not be ended"
+    popen.wait(made[0])
+
+
 def test_a_file_of_tests_that_crashes_keeps_what_it_found(tmp_path: Path) -> None:
     text = "import os, pytest\npytestmark = pytest.mark.cuda\ndef test_a(): pass\ndef test_b(): assert 1 == 2, 'why'\n"
     (tmp_path / "test_ends.py").write_text(f"{text}@pytest.mark.skip('no GPU')\ndef test_c(): pass\n")

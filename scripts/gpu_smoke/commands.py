@@ -22,6 +22,8 @@ _LEAST_S = 2.0
 """With less time than this left nothing is started."""
 _GRACE_S = 3.0
 """How long a command that is told to end may take; torchrun ends its processes in it."""
+_KILL_S = 5.0
+"""How long a killed process is waited for: one that a driver holds in the kernel outlives SIGKILL."""
 _POLL_S = 0.05
 
 
@@ -130,15 +132,16 @@ class _Running:
         if code is None and seconds < self._limit_s:
             return None
         why = "" if code is not None else f"stopped at its limit of {self._limit_s:.0f} s"
-        self.stop()  # also what an ended command left behind
+        if not self.stop():  # also what an ended command left behind
+            why += "; could not be ended"
         with self._output:
             self._output.seek(0, os.SEEK_END)
             self._output.seek(max(0, self._output.tell() - _KEPT))
             output = self._output.read().decode(errors="replace")
         return Ended(self._command, code, seconds, output, why)
 
-    def stop(self) -> None:
-        """Ends it and all processes that it has started."""
+    def stop(self) -> bool:
+        """Ends it and all processes that it has started; returns whether it has ended."""
         if self._process.poll() is None:
             self._process.terminate()
             with suppress(subprocess.TimeoutExpired):
@@ -147,7 +150,9 @@ class _Running:
         for pid in _marked(self._mark):
             with suppress(OSError):  # it has ended meanwhile
                 os.kill(pid, signal.SIGKILL)
-        self._process.wait()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_KILL_S)
+        return self._process.poll() is not None
 
 
 def read_json(path: Path) -> tuple[Any, str]:
