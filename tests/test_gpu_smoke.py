@@ -193,6 +193,15 @@ def _lives(pid: int) -> bool:
     return state not in "ZX"
 
 
+def test_commands_run_in_the_repository_wherever_they_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else no file of tests was found from another folder."""
+    monkeypatch.chdir(tmp_path)
+    (ended,) = run([Command("where", [sys.executable, "-c", "import os; print(os.getcwd())"], 60.0)], monotonic() + 60)
+    assert Path(ended.last_line).samefile(ROOT)
+
+
 def test_a_command_is_stopped_at_its_limit_and_the_next_one_runs() -> None:
     commands = [
         Command("hangs", [sys.executable, "-c", "import time; time.sleep(600)"], limit_s=0.2),

@@ -33,11 +33,10 @@ from time import monotonic
 from typing import Any, NoReturn
 
 from gpu_smoke import benches, suite, wheels
-from gpu_smoke.commands import Command, Ended, read_json, run
+from gpu_smoke.commands import ROOT, Command, Ended, read_json, run
 from gpu_smoke.page import page
 from gpu_smoke.predictions import MEASUREMENTS, PREDICTIONS, Finding, Prediction
 
-ROOT = Path(__file__).parents[2]
 SECTIONS = ("predictions", "tests", "benchmarks")
 TIME_LIMIT_S = 560.0
 _SHARES = {"predictions": 0.5, "tests": 0.78, "benchmarks": 1.0}
@@ -132,7 +131,7 @@ class Smoke:
                 _leave(str(error))
             self._say(f"from wheels: {' '.join(unpacked) or 'nothing, all is installed'}")
             paths.append(site)
-        inherited = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+        inherited = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
         found = dict.fromkeys([*map(str, paths), *inherited])
         cache = self._work / "cache"
         cache.mkdir()
@@ -337,7 +336,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--stand-in", action="store_true", help="use the CPU, even if there is a GPU")
     parser.add_argument("--only", type=_some(SECTIONS), default=SECTIONS, help=f"of {','.join(SECTIONS)}")
     parser.add_argument("--predictions", type=_numbers, help="numbers, such as 1,2,7: only these, and no measurements")
-    parser.add_argument("--files", nargs="+", help="files of tests; default: all that have tests marked cuda")
+    parser.add_argument("--files", nargs="+", help="files of tests, by their names in the repository; default: all "
+                        "that have tests marked cuda")  # fmt: skip
     parser.add_argument("--jobs", type=int, default=jobs, help="files of tests at once (%(default)s)")
     parser.add_argument("--data-root", type=Path, default=None if data is None else Path(data),
                         help="AG News and CIFAR-10 for the ladder; default: $PIPEAL_DATA, else made up")  # fmt: skip

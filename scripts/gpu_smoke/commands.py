@@ -16,6 +16,8 @@ from time import monotonic, sleep
 from typing import IO, Any
 from uuid import uuid4
 
+ROOT = Path(__file__).parents[2]
+"""Of the repository, where commands run whatever folder they are asked for from."""
 _KEPT = 200_000
 """Bytes of a command's output, from its end."""
 _LEAST_S = 2.0
@@ -118,6 +120,7 @@ class _Running:
         self._mark = f"GPU_SMOKE_{uuid4().hex}"
         self._process = subprocess.Popen(
             command.arguments,
+            cwd=ROOT,
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=subprocess.STDOUT,
