@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
+from platform import machine
 from time import monotonic, sleep
 from typing import Any
 
@@ -20,7 +21,9 @@ from gpu_smoke import __main__ as smoke
 from gpu_smoke import benches, suite, wheels
 from gpu_smoke.commands import Command, Ended, _Running, run
 from gpu_smoke.page import NO_GPU, page
+from gpu_smoke.place import Place
 from gpu_smoke.predictions import MEASUREMENTS, PREDICTIONS, Prediction
+from gpu_smoke.probes.facts import facts
 from PIL import Image
 
 ROOT = Path(__file__).parents[1]
@@ -134,6 +137,20 @@ def test_versions_that_were_not_found_leave_a_page(tmp_path: Path, monkeypatch: 
     kept = json.loads((tmp_path / "gpu-smoke.json").read_text(encoding="utf-8"))
     assert kept["predictions"][0]["verdict"]
     assert "## Versions and devices" in page({**kept, "facts": {"data": "made up"}})
+
+
+def test_of_the_environment_nothing_secret_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = {"NVIDIA_API_KEY": "secret", "TORCH_HUB_TOKEN": "secret", "NCCL_KEY": "secret"}
+    for name, value in {**secret, "OMP_NUM_THREADS": "1"}.items():
+        monkeypatch.setenv(name, value)
+    found = facts(Place(stand_in=True))
+    assert "secret" not in json.dumps(found)
+    assert found["environment"]["OMP_NUM_THREADS"] == "1"
+
+
+def test_sections_come_in_their_order_and_once() -> None:
+    """The share of the time that each may take counts from the begin of the first."""
+    assert smoke._options(["--only", "tests,predictions,tests"]).only == ["predictions", "tests"]
 
 
 def test_predictions_are_numbered_and_each_has_a_probe(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,8 +307,9 @@ def test_wheels_bring_what_is_not_installed(tmp_path: Path) -> None:
     assert not (site / "torch.py").exists()
 
 
-def test_wheels_for_another_python_are_refused(tmp_path: Path) -> None:
-    made_wheel(tmp_path, "carried_alone", "cp27-cp27m-manylinux1_x86_64")
+@pytest.mark.parametrize("tags", [f"cp27-cp27m-linux_{machine()}", "py3-none-manylinux2014_vax"])
+def test_wheels_for_another_python_or_processor_are_refused(tmp_path: Path, tags: str) -> None:
+    made_wheel(tmp_path, "carried_alone", tags)
     with pytest.raises(ValueError, match="not for Python"):
         wheels.unpack(tmp_path, tmp_path / "site")
     with pytest.raises(ValueError, match="no wheels"):

@@ -183,16 +183,17 @@ class Smoke:
             for one, answer in zip(predictions, answers, strict=True)
         ]
         # What stands in measures nothing: two at once disturb no one.
-        for ended in self._steps(steps, until, jobs=2 if self.kept["stand_in"] else 1):
-            place = steps.index(ended.command)
-            one = predictions[place]
-            row = finding_of(one, answers[place], ended, stand_in=self.kept["stand_in"])
-            self.failed |= bool(row["failed"])
-            self.kept[kind] = sorted([*self.kept[kind], row], key=lambda row: row["number"])
-            self._write()
-            verdict = {True: "true", False: "false", None: "not tested"}[row["verdict"]]
-            told = row["failed"] or row["not_tested"] or row["figure"]
-            self._say(f"{_name(one)}: {verdict}: {told} ({ended.seconds:.1f} s)")
+        with closing(self._steps(steps, until, jobs=2 if self.kept["stand_in"] else 1)) as under_way:
+            for ended in under_way:
+                place = steps.index(ended.command)
+                one = predictions[place]
+                row = finding_of(one, answers[place], ended, stand_in=self.kept["stand_in"])
+                self.failed |= bool(row["failed"])
+                self.kept[kind] = sorted([*self.kept[kind], row], key=lambda row: row["number"])
+                self._write()
+                verdict = {True: "true", False: "false", None: "not tested"}[row["verdict"]]
+                told = row["failed"] or row["not_tested"] or row["figure"]
+                self._say(f"{_name(one)}: {verdict}: {told} ({ended.seconds:.1f} s)")
 
     def _tests(self, until: float) -> None:
         stand_in = self.kept["stand_in"]
@@ -219,13 +220,13 @@ class Smoke:
             benches.make_data(data, texts=texts, images=images)
             self.kept["facts"]["data"] = "made up: random words and pixels, for rates alone"
         found = benches.benchmarks(ROOT, self._work, data, stand_in=stand_in)
-        steps = self._steps([self._limited(one.command) for one in found], until)
-        for one, ended in zip(found, steps, strict=True):  # one at a time, and so in order
-            row = benches.found(one, ended)
-            self.failed |= bool(row["ended"])
-            self.kept["benchmarks"].append(row)
-            self._write()
-            self._say(f"{row['name']}: {row['ended'] or 'ran'} ({ended.seconds:.1f} s)")
+        with closing(self._steps([self._limited(one.command) for one in found], until)) as steps:
+            for one, ended in zip(found, steps, strict=True):  # one at a time, and so in order
+                row = benches.found(one, ended)
+                self.failed |= bool(row["ended"])
+                self.kept["benchmarks"].append(row)
+                self._write()
+                self._say(f"{row['name']}: {row['ended'] or 'ran'} ({ended.seconds:.1f} s)")
 
     def _probe(self, name: str, probe: str, answer: Path, limit_s: float) -> Command:
         command = [sys.executable, "-m", "gpu_smoke.probe", probe, str(answer)]
@@ -374,7 +375,7 @@ def _some(known: Sequence[str]) -> Any:
         found = text.split(",")
         if strange := [one for one in found if one not in known]:
             raise argparse.ArgumentTypeError(f"found {strange[0]!r}; expected of {', '.join(known)}")
-        return found
+        return [one for one in known if one in found]
 
     return chosen
 
