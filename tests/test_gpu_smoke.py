@@ -139,6 +139,16 @@ def test_versions_that_were_not_found_leave_a_page(tmp_path: Path, monkeypatch: 
     assert "## Versions and devices" in page({**kept, "facts": {"data": "made up"}})
 
 
+def test_a_cuda_that_does_not_answer_is_told_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no package that is missing, which would be exit code 2 and no page."""
+    monkeypatch.setattr(smoke, "_FACTS_S", 0.0)  # stopped as soon as it is looked at
+    assert smoke.main(["--out", str(tmp_path)]) == 1
+    kept = json.loads((tmp_path / "gpu-smoke.json").read_text(encoding="utf-8"))
+    assert kept["ended"].startswith("CUDA did not answer in")
+    assert kept["ended"] in (tmp_path / "gpu-smoke.md").read_text(encoding="utf-8")
+    assert kept["predictions"] == kept["tests"] == []
+
+
 def test_of_the_environment_nothing_secret_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     secret = {"NVIDIA_API_KEY": "secret", "TORCH_HUB_TOKEN": "secret", "NCCL_KEY": "secret"}
     for name, value in {**secret, "OMP_NUM_THREADS": "1"}.items():

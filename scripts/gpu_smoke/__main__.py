@@ -96,8 +96,10 @@ class Smoke:
         }
 
     def run(self) -> None:
-        """All sections."""
+        """All sections, unless CUDA does not even say how many GPUs there are."""
         gpus = self._gpus()
+        if gpus is None:
+            return
         self.kept["stand_in"] = self.options.stand_in or not gpus
         if self.kept["stand_in"]:
             # Threads that wait for each other in loops would take most of the time where a machine is busy.
@@ -144,12 +146,19 @@ class Smoke:
         except OSError as error:
             _leave(f"cannot write to {self.options.out}: {error.strerror}; choose another --out")
 
-    def _gpus(self) -> int:
-        """How many there are; leaves where torch or what pipeal needs cannot be imported."""
+    def _gpus(self) -> int | None:
+        """How many there are; None, which is written, where CUDA gave no answer in time.
+
+        Leaves where torch or what pipeal needs cannot be imported.
+        """
         answer = self._work / "gpus.json"
         (ended,) = self._steps(
             [self._probe("what is here", "gpu_smoke.probes.facts:gpus", answer, _FACTS_S)], self._until
         )
+        if ended.code is None:
+            self.failed = True
+            self.end(f"CUDA did not answer in {ended.seconds:.0f} s" if ended.seconds else ended.how)
+            return None
         found, why = read_json(answer)
         if why:
             missing = re.findall(r"No module named '([\w.]+)'", ended.output)
