@@ -171,6 +171,19 @@ def test_predictions_are_numbered_and_each_has_a_probe(monkeypatch: pytest.Monke
         assert one.limit_s <= 90
 
 
+@pytest.mark.parametrize(
+    ("name", "is_kernel"),
+    [
+        ("void at::native::unrolled_elementwise_kernel<float, at::native::memory::LoadWithCast<1> >", True),
+        ("Memcpy HtoD (Pinned -> Device)", False),
+        ("Memset (Device)", False),
+    ],
+)
+def test_kernels_are_told_from_copies(name: str, is_kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts" / "bench"))
+    assert resolve_name("gpu_smoke.probes.kernels:is_kernel")(name) == is_kernel
+
+
 def test_a_folder_that_takes_no_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(SystemExit) as ended:
