@@ -9,7 +9,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from pkgutil import resolve_name
 from platform import machine
@@ -22,7 +22,7 @@ from gpu_smoke import benches, suite, wheels
 from gpu_smoke.commands import Command, Ended, _Running, run
 from gpu_smoke.page import NO_GPU, page
 from gpu_smoke.place import Place
-from gpu_smoke.predictions import MEASUREMENTS, PREDICTIONS, Prediction
+from gpu_smoke.predictions import MEASUREMENTS, OF_PIPEAL, PREDICTIONS, Finding, Prediction
 from gpu_smoke.probes.facts import facts
 from PIL import Image
 
@@ -102,6 +102,13 @@ def test_what_finds_no_time_is_told(probed: Any) -> None:
     code, kept, _ = probed(1, "1,3", "--time-limit", "1")
     assert code == 1
     assert {row["failed"] for row in kept["predictions"]} == {"not run: no time was left"}
+
+
+def test_what_is_of_pipeal_alone_has_no_verdict_and_shows_whether_pipeal_suffers(tmp_path: Path) -> None:
+    answer = tmp_path / "answer.json"
+    answer.write_text(json.dumps(asdict(Finding(None, "4 kernels", "", affected=True, not_tested=OF_PIPEAL))))
+    row = smoke.finding_of(PROBES[0], answer, Ended(Command("one", ["python"], 1.0), 0, 1.0, ""), stand_in=False)
+    assert (row["verdict"], row["affected"], row["not_tested"]) == (None, True, OF_PIPEAL)
 
 
 @pytest.mark.parametrize("left", [None, '{"verdict": tr', "\xff"])

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gpu_smoke.place import ApartError, Place, apart
-from gpu_smoke.predictions import Finding
+from gpu_smoke.predictions import OF_PIPEAL, Finding
 from pipeal import AE, AL, ENC, ALPackage
 from pipeal.config.schema import EngineConfig
 from pipeal.engine.distributed import DistributedPipeline, Launch, open_world, serve
@@ -55,13 +55,14 @@ def one_gpu_each(place: Place) -> Finding:
         refused, figure = True, said[0].partition(": ")[2]
     uuid = "" if place.stand_in else str(torch.cuda.get_device_properties(0).uuid)
     return Finding(
-        verdict=refused,
+        verdict=None,
         figure=figure,
         how="torchrun of two processes, each on the device that commands would take, under CUDA_VISIBLE_DEVICES=0; "
-        "true where a rank is told that its GPU does not exist; of MIG nothing is tested"
+        "affected where a rank is told that its GPU does not exist; of MIG nothing is tested"
         + (f" (this GPU is {uuid})" if uuid.startswith("MIG") else " (this GPU is not divided)"),
         affected=refused,
         affected_figure="as before",
+        not_tested=OF_PIPEAL,
     )
 
 
