@@ -111,6 +111,15 @@ def test_what_is_of_pipeal_alone_has_no_verdict_and_shows_whether_pipeal_suffers
     assert (row["verdict"], row["affected"], row["not_tested"]) == (None, True, OF_PIPEAL)
 
 
+def test_events_that_cannot_be_counted_spare_no_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A PyTorch whose events have their methods in C: a count of 0 would read as if pipeal made none."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts" / "bench"))
+    monkeypatch.setattr("torch.cuda.Event", type("Event", (), {}))
+    found = resolve_name("gpu_smoke.probes.host:events")(Place(stand_in=True))
+    assert found.affected is None
+    assert "not seen" in found.affected_figure
+
+
 @pytest.mark.parametrize("left", [None, '{"verdict": tr', "\xff"])
 def test_an_answer_that_is_missing_or_cut_off_fails_its_step_alone(tmp_path: Path, left: str | None) -> None:
     """A process that was killed while it wrote; one that ended well before it did."""
