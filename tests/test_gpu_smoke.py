@@ -24,6 +24,7 @@ from gpu_smoke.page import NO_GPU, page
 from gpu_smoke.place import Place
 from gpu_smoke.predictions import MEASUREMENTS, OF_PIPEAL, PREDICTIONS, Finding, Prediction
 from gpu_smoke.probes.facts import facts
+from gpu_smoke.probes.nvml import free_bytes
 from PIL import Image
 
 ROOT = Path(__file__).parents[1]
@@ -185,6 +186,37 @@ def test_predictions_are_numbered_and_each_has_a_probe(monkeypatch: pytest.Monke
     for one in (*PREDICTIONS, *MEASUREMENTS):
         assert callable(resolve_name(one.probe))
         assert one.limit_s <= 90
+
+
+@pytest.mark.parametrize(
+    ("variable", "first"), [("", "0"), ("0,1", "0"), ("3,1", "3"), ("MIG-4d, MIG-5e", "MIG-4d"), ("GPU-7f", "GPU-7f")]
+)
+def test_ranks_stay_on_the_gpus_that_were_given(variable: str, first: str) -> None:
+    assert resolve_name("gpu_smoke.probes.ranks:first_visible")(variable) == first
+
+
+@pytest.mark.parametrize("kind", ["GPU", "MIG"])
+def test_free_memory_is_of_the_gpu_that_cuda_means(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVML's number 0 is another GPU where CUDA sees the third alone: both know it by its UUID."""
+
+    class Driver:
+        def __init__(self, _: str) -> None:
+            self.cuInit = self.cuDeviceGet = self.nvmlInit_v2 = lambda *_: 0
+
+        def cuDeviceGetUuid_v2(self, found: Any, _: Any) -> int:
+            found._obj[:] = range(16)
+            return 0
+
+        def nvmlDeviceGetHandleByUUID(self, name: bytes, handle: Any) -> int:
+            handle._obj.value = 7
+            return int(name != f"{kind}-00010203-0405-0607-0809-0a0b0c0d0e0f".encode())
+
+        def nvmlDeviceGetMemoryInfo(self, handle: Any, memory: Any) -> int:
+            memory._obj.free = 100 * handle.value
+            return 0
+
+    monkeypatch.setattr("ctypes.CDLL", Driver)
+    assert free_bytes(0) == 700
 
 
 @pytest.mark.parametrize(
