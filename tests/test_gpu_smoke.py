@@ -9,18 +9,22 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from pkgutil import resolve_name
+from platform import machine
 from time import monotonic, sleep
 from typing import Any
 
 import pytest
 from gpu_smoke import __main__ as smoke
 from gpu_smoke import benches, suite, wheels
-from gpu_smoke.commands import Command, _Running, run
-from gpu_smoke.page import NO_GPU
-from gpu_smoke.predictions import MEASUREMENTS, PREDICTIONS, Prediction
+from gpu_smoke.commands import Command, Ended, _Running, run
+from gpu_smoke.page import NO_GPU, page
+from gpu_smoke.place import Place
+from gpu_smoke.predictions import MEASUREMENTS, OF_PIPEAL, PREDICTIONS, Finding, Prediction
+from gpu_smoke.probes.facts import facts
+from gpu_smoke.probes.nvml import free_bytes
 from PIL import Image
 
 ROOT = Path(__file__).parents[1]
@@ -101,12 +105,131 @@ def test_what_finds_no_time_is_told(probed: Any) -> None:
     assert {row["failed"] for row in kept["predictions"]} == {"not run: no time was left"}
 
 
+def test_what_is_of_pipeal_alone_has_no_verdict_and_shows_whether_pipeal_suffers(tmp_path: Path) -> None:
+    answer = tmp_path / "answer.json"
+    answer.write_text(json.dumps(asdict(Finding(None, "4 kernels", "", affected=True, not_tested=OF_PIPEAL))))
+    row = smoke.finding_of(PROBES[0], answer, Ended(Command("one", ["python"], 1.0), 0, 1.0, ""), stand_in=False)
+    assert (row["verdict"], row["affected"], row["not_tested"]) == (None, True, OF_PIPEAL)
+
+
+def test_events_that_cannot_be_counted_spare_no_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A PyTorch whose events have their methods in C: a count of 0 would read as if pipeal made none."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts" / "bench"))
+    monkeypatch.setattr("torch.cuda.Event", type("Event", (), {}))
+    found = resolve_name("gpu_smoke.probes.host:events")(Place(stand_in=True))
+    assert found.affected is None
+    assert "not seen" in found.affected_figure
+
+
+@pytest.mark.parametrize("left", [None, '{"verdict": tr', "\xff"])
+def test_an_answer_that_is_missing_or_cut_off_fails_its_step_alone(tmp_path: Path, left: str | None) -> None:
+    """A process that was killed while it wrote; one that ended well before it did."""
+    lost = tmp_path / "figures.json"
+    if left is not None:
+        lost.write_text(left, encoding="latin-1")
+    command = Command("one", ["python"], 1.0)
+    well = Ended(command, 0, 1.0, "")
+    row = smoke.finding_of(PROBES[2], lost, well, stand_in=False)
+    assert lost.name in row["failed"]
+    assert row["verdict"] is None
+    bench = benches.found(benches.Benchmark(command, tmp_path), well)
+    assert bench["figures"] is None
+    assert bool(bench["ended"]) == (left is not None)
+
+
+def test_a_line_that_a_kill_cut_off_is_left_out(tmp_path: Path) -> None:
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text('{"test": "a", "outcome": "passed", "line": ""}\n{"test": "b", "outc')
+    command = Command("file", ["python"], 1.0)
+    row = suite.found(suite.MarkedFile("file", command, lines), Ended(command, -9, 1.0, ""))
+    assert row["passed"] == 1
+    assert row["ended"].startswith("signal SIGKILL")
+
+
+def test_versions_that_were_not_found_leave_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(smoke, "PREDICTIONS", PROBES)
+    monkeypatch.setattr(smoke.Smoke, "_gpus", lambda _: 1)
+    monkeypatch.setattr(smoke, "_FACTS_S", 0.0)  # stopped as soon as it is looked at
+    assert smoke.main(["--out", str(tmp_path), "--only", "predictions", "--predictions", "3"]) == 1
+    kept = json.loads((tmp_path / "gpu-smoke.json").read_text(encoding="utf-8"))
+    assert kept["predictions"][0]["verdict"]
+    assert "## Versions and devices" in page({**kept, "facts": {"data": "made up"}})
+
+
+def test_a_cuda_that_does_not_answer_is_told_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no package that is missing, which would be exit code 2 and no page."""
+    monkeypatch.setattr(smoke, "_FACTS_S", 0.0)  # stopped as soon as it is looked at
+    assert smoke.main(["--out", str(tmp_path)]) == 1
+    kept = json.loads((tmp_path / "gpu-smoke.json").read_text(encoding="utf-8"))
+    assert kept["ended"].startswith("CUDA did not answer in")
+    assert kept["ended"] in (tmp_path / "gpu-smoke.md").read_text(encoding="utf-8")
+    assert kept["predictions"] == kept["tests"] == []
+
+
+def test_of_the_environment_nothing_secret_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = {"NVIDIA_API_KEY": "secret", "TORCH_HUB_TOKEN": "secret", "NCCL_KEY": "secret"}
+    for name, value in {**secret, "OMP_NUM_THREADS": "1"}.items():
+        monkeypatch.setenv(name, value)
+    found = facts(Place(stand_in=True))
+    assert "secret" not in json.dumps(found)
+    assert found["environment"]["OMP_NUM_THREADS"] == "1"
+
+
+def test_sections_come_in_their_order_and_once() -> None:
+    """The share of the time that each may take counts from the begin of the first."""
+    assert smoke._options(["--only", "tests,predictions,tests"]).only == ["predictions", "tests"]
+
+
 def test_predictions_are_numbered_and_each_has_a_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "scripts" / "bench"))
     assert [one.number for one in PREDICTIONS] == list(range(1, 18))
     for one in (*PREDICTIONS, *MEASUREMENTS):
         assert callable(resolve_name(one.probe))
         assert one.limit_s <= 90
+
+
+@pytest.mark.parametrize(
+    ("variable", "first"), [("", "0"), ("0,1", "0"), ("3,1", "3"), ("MIG-4d, MIG-5e", "MIG-4d"), ("GPU-7f", "GPU-7f")]
+)
+def test_ranks_stay_on_the_gpus_that_were_given(variable: str, first: str) -> None:
+    assert resolve_name("gpu_smoke.probes.ranks:first_visible")(variable) == first
+
+
+@pytest.mark.parametrize("kind", ["GPU", "MIG"])
+def test_free_memory_is_of_the_gpu_that_cuda_means(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVML's number 0 is another GPU where CUDA sees the third alone: both know it by its UUID."""
+
+    class Driver:
+        def __init__(self, _: str) -> None:
+            self.cuInit = self.cuDeviceGet = self.nvmlInit_v2 = lambda *_: 0
+
+        def cuDeviceGetUuid_v2(self, found: Any, _: Any) -> int:
+            found._obj[:] = range(16)
+            return 0
+
+        def nvmlDeviceGetHandleByUUID(self, name: bytes, handle: Any) -> int:
+            handle._obj.value = 7
+            return int(name != f"{kind}-00010203-0405-0607-0809-0a0b0c0d0e0f".encode())
+
+        def nvmlDeviceGetMemoryInfo(self, handle: Any, memory: Any) -> int:
+            memory._obj.free = 100 * handle.value
+            return 0
+
+    monkeypatch.setattr("ctypes.CDLL", Driver)
+    assert free_bytes(0) == 700
+
+
+@pytest.mark.parametrize(
+    ("name", "is_kernel"),
+    [
+        ("void at::native::unrolled_elementwise_kernel<float, at::native::memory::LoadWithCast<1> >", True),
+        ("Memcpy HtoD (Pinned -> Device)", False),
+        ("Memset (Device)", False),
+    ],
+)
+def test_kernels_are_told_from_copies(name: str, is_kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts" / "bench"))
+    assert resolve_name("gpu_smoke.probes.kernels:is_kernel")(name) == is_kernel
 
 
 def test_a_folder_that_takes_no_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,6 +281,15 @@ def _lives(pid: int) -> bool:
     return state not in "ZX"
 
 
+def test_commands_run_in_the_repository_wherever_they_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else no file of tests was found from another folder."""
+    monkeypatch.chdir(tmp_path)
+    (ended,) = run([Command("where", [sys.executable, "-c", "import os; print(os.getcwd())"], 60.0)], monotonic() + 60)
+    assert Path(ended.last_line).samefile(ROOT)
+
+
 def test_a_command_is_stopped_at_its_limit_and_the_next_one_runs() -> None:
     commands = [
         Command("hangs", [sys.executable, "-c", "import time; time.sleep(600)"], limit_s=0.2),
@@ -168,6 +300,27 @@ def test_a_command_is_stopped_at_its_limit_and_the_next_one_runs() -> None:
     assert (hangs.code, hangs.how) == (None, "stopped at its limit of 0 s")
     assert (crashes.code, crashes.how) == (-11, "signal SIGSEGV")
     assert (ends.how, ends.last_line) == ("", "well")
+
+
+def test_a_process_that_no_signal_ends_is_left_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver may hold it in the kernel, and a wait for it would hold up the whole script."""
+
+    made: list[Any] = []
+
+    class Stuck(subprocess.Popen[bytes]):
+        def wait(self, timeout: float | None = None) -> int:
+            assert timeout is not None
+            made.append(self)
+            raise subprocess.TimeoutExpired(self.args, timeout)
+
+        def poll(self) -> int | None:
+            return None
+
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", Stuck)
+    (ended,) = run([Command("stuck", [sys.executable, "-c", ""], limit_s=0.1)], monotonic() + 60)
+    assert ended.how == "stopped at its limit of 0 s; could not be ended"
+    popen.wait(made[0])
 
 
 def test_a_file_of_tests_that_crashes_keeps_what_it_found(tmp_path: Path) -> None:
@@ -225,8 +378,9 @@ def test_wheels_bring_what_is_not_installed(tmp_path: Path) -> None:
     assert not (site / "torch.py").exists()
 
 
-def test_wheels_for_another_python_are_refused(tmp_path: Path) -> None:
-    made_wheel(tmp_path, "carried_alone", "cp27-cp27m-manylinux1_x86_64")
+@pytest.mark.parametrize("tags", [f"cp27-cp27m-linux_{machine()}", "py3-none-manylinux2014_vax"])
+def test_wheels_for_another_python_or_processor_are_refused(tmp_path: Path, tags: str) -> None:
+    made_wheel(tmp_path, "carried_alone", tags)
     with pytest.raises(ValueError, match="not for Python"):
         wheels.unpack(tmp_path, tmp_path / "site")
     with pytest.raises(ValueError, match="no wheels"):

@@ -33,11 +33,10 @@ from time import monotonic
 from typing import Any, NoReturn
 
 from gpu_smoke import benches, suite, wheels
-from gpu_smoke.commands import Command, Ended, run
+from gpu_smoke.commands import ROOT, Command, Ended, read_json, run
 from gpu_smoke.page import page
 from gpu_smoke.predictions import MEASUREMENTS, PREDICTIONS, Finding, Prediction
 
-ROOT = Path(__file__).parents[2]
 SECTIONS = ("predictions", "tests", "benchmarks")
 TIME_LIMIT_S = 560.0
 _SHARES = {"predictions": 0.5, "tests": 0.78, "benchmarks": 1.0}
@@ -78,9 +77,9 @@ class Smoke:
         self.failed = False
         self._begin = monotonic()
         self._until = self._begin + options.time_limit
+        self._log = self._open_log()
         self._aside = tempfile.TemporaryDirectory(prefix="gpu-smoke-")
         self._work = Path(self._aside.name)
-        self._log = self._open_log()
         self._environment = self._environment_of_steps()
         self.kept: dict[str, Any] = {
             "format": "pipeal-gpu-smoke-1",
@@ -97,8 +96,10 @@ class Smoke:
         }
 
     def run(self) -> None:
-        """All sections."""
+        """All sections, unless CUDA does not even say how many GPUs there are."""
         gpus = self._gpus()
+        if gpus is None:
+            return
         self.kept["stand_in"] = self.options.stand_in or not gpus
         if self.kept["stand_in"]:
             # Threads that wait for each other in loops would take most of the time where a machine is busy.
@@ -132,7 +133,7 @@ class Smoke:
                 _leave(str(error))
             self._say(f"from wheels: {' '.join(unpacked) or 'nothing, all is installed'}")
             paths.append(site)
-        inherited = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+        inherited = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
         found = dict.fromkeys([*map(str, paths), *inherited])
         cache = self._work / "cache"
         cache.mkdir()
@@ -145,28 +146,36 @@ class Smoke:
         except OSError as error:
             _leave(f"cannot write to {self.options.out}: {error.strerror}; choose another --out")
 
-    def _gpus(self) -> int:
-        """How many there are; leaves where torch or what pipeal needs cannot be imported."""
+    def _gpus(self) -> int | None:
+        """How many there are; None, which is written, where CUDA gave no answer in time.
+
+        Leaves where torch or what pipeal needs cannot be imported.
+        """
         answer = self._work / "gpus.json"
         (ended,) = self._steps(
             [self._probe("what is here", "gpu_smoke.probes.facts:gpus", answer, _FACTS_S)], self._until
         )
-        if not answer.is_file():
+        if ended.code is None:
+            self.failed = True
+            self.end(f"CUDA did not answer in {ended.seconds:.0f} s" if ended.seconds else ended.how)
+            return None
+        found, why = read_json(answer)
+        if why:
             missing = re.findall(r"No module named '([\w.]+)'", ended.output)
             what = f"{missing[-1]} is not installed" if missing else ended.last_line
             if missing and missing[-1] not in ("torch", "numpy"):
                 what += "; --wheels DIR brings it"
-            _leave(f"{sys.executable} cannot import pipeal: {what} ({ended.how})")
-        return int(json.loads(answer.read_text(encoding="utf-8")))
+            _leave(f"{sys.executable} cannot import pipeal: {what} ({ended.how or why})")
+        return int(found)
 
     def _facts(self) -> None:
         answer = self._work / "facts.json"
         (ended,) = self._steps([self._probe("versions", "gpu_smoke.probes.facts:facts", answer, _FACTS_S)], self._until)
-        if answer.is_file():
-            self.kept["facts"] = {**json.loads(answer.read_text(encoding="utf-8")), "commit": _commit()}
-        else:
+        found, why = read_json(answer)
+        self.kept["facts"] = {**(found or {}), "commit": _commit()}
+        if ended.code != 0 or why:
             self.failed = True
-            self._say(f"versions: {ended.how}: {ended.last_line}")
+            self._say(f"versions: {ended.how or why}: {ended.last_line}")
         self._write()
 
     def _predictions(self, until: float) -> None:
@@ -183,16 +192,17 @@ class Smoke:
             for one, answer in zip(predictions, answers, strict=True)
         ]
         # What stands in measures nothing: two at once disturb no one.
-        for ended in self._steps(steps, until, jobs=2 if self.kept["stand_in"] else 1):
-            place = steps.index(ended.command)
-            one = predictions[place]
-            row = finding_of(one, answers[place], ended, stand_in=self.kept["stand_in"])
-            self.failed |= bool(row["failed"])
-            self.kept[kind] = sorted([*self.kept[kind], row], key=lambda row: row["number"])
-            self._write()
-            verdict = {True: "true", False: "false", None: "not tested"}[row["verdict"]]
-            told = row["failed"] or row["not_tested"] or row["figure"]
-            self._say(f"{_name(one)}: {verdict}: {told} ({ended.seconds:.1f} s)")
+        with closing(self._steps(steps, until, jobs=2 if self.kept["stand_in"] else 1)) as under_way:
+            for ended in under_way:
+                place = steps.index(ended.command)
+                one = predictions[place]
+                row = finding_of(one, answers[place], ended, stand_in=self.kept["stand_in"])
+                self.failed |= bool(row["failed"])
+                self.kept[kind] = sorted([*self.kept[kind], row], key=lambda row: row["number"])
+                self._write()
+                verdict = {True: "true", False: "false", None: "not tested"}[row["verdict"]]
+                told = row["failed"] or row["not_tested"] or row["figure"]
+                self._say(f"{_name(one)}: {verdict}: {told} ({ended.seconds:.1f} s)")
 
     def _tests(self, until: float) -> None:
         stand_in = self.kept["stand_in"]
@@ -219,13 +229,13 @@ class Smoke:
             benches.make_data(data, texts=texts, images=images)
             self.kept["facts"]["data"] = "made up: random words and pixels, for rates alone"
         found = benches.benchmarks(ROOT, self._work, data, stand_in=stand_in)
-        steps = self._steps([self._limited(one.command) for one in found], until)
-        for one, ended in zip(found, steps, strict=True):  # one at a time, and so in order
-            row = benches.found(one, ended)
-            self.failed |= bool(row["ended"])
-            self.kept["benchmarks"].append(row)
-            self._write()
-            self._say(f"{row['name']}: {row['ended'] or 'ran'} ({ended.seconds:.1f} s)")
+        with closing(self._steps([self._limited(one.command) for one in found], until)) as steps:
+            for one, ended in zip(found, steps, strict=True):  # one at a time, and so in order
+                row = benches.found(one, ended)
+                self.failed |= bool(row["ended"])
+                self.kept["benchmarks"].append(row)
+                self._write()
+                self._say(f"{row['name']}: {row['ended'] or 'ran'} ({ended.seconds:.1f} s)")
 
     def _probe(self, name: str, probe: str, answer: Path, limit_s: float) -> Command:
         command = [sys.executable, "-m", "gpu_smoke.probe", probe, str(answer)]
@@ -257,9 +267,11 @@ class Smoke:
 
 def finding_of(prediction: Prediction, answer: Path, ended: Ended, *, stand_in: bool) -> dict[str, Any]:
     """What came of a probe, for the JSON. Without a GPU, or where it failed, nothing is true or false."""
-    failed, found = "", Finding(None, "", "")
+    found = Finding(None, "", "")
     if ended.code == 0:
-        found = Finding(**json.loads(answer.read_text(encoding="utf-8")))
+        told, failed = read_json(answer)
+        if not failed:
+            found = Finding(**told)
     else:
         failed = f"{ended.how}: {ended.last_line}" if ended.code is not None else ended.how
     row = {"number": prediction.number, "text": prediction.text, **asdict(found)}
@@ -334,7 +346,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--stand-in", action="store_true", help="use the CPU, even if there is a GPU")
     parser.add_argument("--only", type=_some(SECTIONS), default=SECTIONS, help=f"of {','.join(SECTIONS)}")
     parser.add_argument("--predictions", type=_numbers, help="numbers, such as 1,2,7: only these, and no measurements")
-    parser.add_argument("--files", nargs="+", help="files of tests; default: all that have tests marked cuda")
+    parser.add_argument("--files", nargs="+", help="files of tests, by their names in the repository; default: all "
+                        "that have tests marked cuda")  # fmt: skip
     parser.add_argument("--jobs", type=int, default=jobs, help="files of tests at once (%(default)s)")
     parser.add_argument("--data-root", type=Path, default=None if data is None else Path(data),
                         help="AG News and CIFAR-10 for the ladder; default: $PIPEAL_DATA, else made up")  # fmt: skip
@@ -371,7 +384,7 @@ def _some(known: Sequence[str]) -> Any:
         found = text.split(",")
         if strange := [one for one in found if one not in known]:
             raise argparse.ArgumentTypeError(f"found {strange[0]!r}; expected of {', '.join(known)}")
-        return found
+        return [one for one in known if one in found]
 
     return chosen
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import struct
@@ -13,7 +12,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from gpu_smoke.commands import Command, Ended
+from gpu_smoke.commands import Command, Ended, read_json
 
 _PRINTED = 6_000
 """Characters of what a benchmark printed that the page shows, from its end: there stand its tables."""
@@ -66,14 +65,15 @@ def benchmarks(root: Path, work: Path, data: Path, *, stand_in: bool) -> list[Be
 
 def found(benchmark: Benchmark, ended: Ended) -> dict[str, Any]:
     """What came of it, for the JSON; of a benchmark that was stopped what it had printed and written by then."""
-    figures = next(iter(sorted(benchmark.out.glob("*.json"))), None)
+    file = next(iter(sorted(benchmark.out.glob("*.json"))), None)
+    figures, unread = (None, "") if file is None else read_json(file)
     return {
         "name": benchmark.command.name,
         "command": " ".join(["python", *benchmark.command.arguments[1:]]),
         "seconds": ended.seconds,
-        "ended": ended.how,
+        "ended": "; ".join(filter(None, (ended.how, unread))),
         "printed": ended.output[-_PRINTED:],
-        "figures": None if figures is None else json.loads(figures.read_text(encoding="utf-8")),
+        "figures": figures,
     }
 
 

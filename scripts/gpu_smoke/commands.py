@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -12,15 +13,19 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic, sleep
-from typing import IO
+from typing import IO, Any
 from uuid import uuid4
 
+ROOT = Path(__file__).parents[2]
+"""Of the repository, where commands run whatever folder they are asked for from."""
 _KEPT = 200_000
 """Bytes of a command's output, from its end."""
 _LEAST_S = 2.0
 """With less time than this left nothing is started."""
 _GRACE_S = 3.0
 """How long a command that is told to end may take; torchrun ends its processes in it."""
+_KILL_S = 5.0
+"""How long a killed process is waited for: one that a driver holds in the kernel outlives SIGKILL."""
 _POLL_S = 0.05
 
 
@@ -115,6 +120,7 @@ class _Running:
         self._mark = f"GPU_SMOKE_{uuid4().hex}"
         self._process = subprocess.Popen(
             command.arguments,
+            cwd=ROOT,
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=subprocess.STDOUT,
@@ -129,15 +135,16 @@ class _Running:
         if code is None and seconds < self._limit_s:
             return None
         why = "" if code is not None else f"stopped at its limit of {self._limit_s:.0f} s"
-        self.stop()  # also what an ended command left behind
+        if not self.stop():  # also what an ended command left behind
+            why += "; could not be ended"
         with self._output:
             self._output.seek(0, os.SEEK_END)
             self._output.seek(max(0, self._output.tell() - _KEPT))
             output = self._output.read().decode(errors="replace")
         return Ended(self._command, code, seconds, output, why)
 
-    def stop(self) -> None:
-        """Ends it and all processes that it has started."""
+    def stop(self) -> bool:
+        """Ends it and all processes that it has started; returns whether it has ended."""
         if self._process.poll() is None:
             self._process.terminate()
             with suppress(subprocess.TimeoutExpired):
@@ -146,7 +153,23 @@ class _Running:
         for pid in _marked(self._mark):
             with suppress(OSError):  # it has ended meanwhile
                 os.kill(pid, signal.SIGKILL)
-        self._process.wait()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_KILL_S)
+        return self._process.poll() is not None
+
+
+def read_json(path: Path) -> tuple[Any, str]:
+    """What a command left in a file; it may have ended before it wrote, or while it did.
+
+    Returns:
+        The value and an empty text; or None, and why there is no value.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8")), ""
+    except OSError as error:
+        return None, f"{path.name} cannot be read: {error.strerror}"
+    except ValueError as error:  # of JSON, or of a character that was cut in two
+        return None, f"{path.name} is not whole: {error}"
 
 
 def _marked(name: str) -> list[int]:

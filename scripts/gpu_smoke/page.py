@@ -56,11 +56,11 @@ def _facts(facts: Mapping[str, Any]) -> list[str]:
     shown = ("torch", "cuda", "driver", "cudnn", "nccl", "python", "pipeal", "commit", "system", "cpu", "cores",
              "data")  # fmt: skip
     rows = [(name.replace("_", " "), facts[name]) for name in shown if facts.get(name) is not None]
-    for number, device in enumerate(facts["devices"]):
+    for number, device in enumerate(facts.get("devices", ())):
         words = (f"{device['name']}, {device['total_memory'] / 2**30:.0f} GiB, {device['multi_processor_count']} "
                  f"multiprocessors, capability {device['capability']}, {device['uuid']}")  # fmt: skip
         rows.append((f"cuda:{number}", words))
-    rows += [(f"`{name}`", f"`{value}`") for name, value in facts["environment"].items()]
+    rows += [(f"`{name}`", f"`{value}`") for name, value in facts.get("environment", {}).items()]
     return _table(("what", "found"), rows)
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from time import monotonic, perf_counter
 from typing import Any, TypeVar
 
-from gpu_smoke.commands import Command, Ended, run
+from gpu_smoke.commands import Command, Ended, read_json, run
 
 Found = TypeVar("Found")
 
@@ -99,7 +99,10 @@ def apart(
         (ended,) = run([command], monotonic() + limit_s)
         if ended.code != 0:
             raise ApartError(ended)
-        return json.loads(answer.read_text(encoding="utf-8"))
+        found, why = read_json(answer)
+        if why:
+            raise ApartError(replace(ended, code=None, why=f"it ended well, but {why}"))
+        return found
 
 
 class ApartError(Exception):

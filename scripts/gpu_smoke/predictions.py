@@ -30,7 +30,8 @@ class Finding:
     """What a probe found.
 
     Attributes:
-        verdict: Whether the prediction is true of PyTorch and CUDA here; None where it could not be tested.
+        verdict: Whether the prediction is true of PyTorch and CUDA here; None where it could not be tested, or is of
+            pipeal alone.
         figure: What was measured, in words.
         how: How, and from which size on the prediction counts as true.
         affected: Whether pipeal, as it stands in this tree, suffers from it; None where that was not seen.
@@ -47,6 +48,9 @@ class Finding:
     not_tested: str = ""
     figures: dict[str, float] = field(default_factory=dict)
 
+
+OF_PIPEAL = "a property of pipeal: see whether that is affected"
+"""Why a prediction has no verdict that no PyTorch and no CUDA makes true or false."""
 
 _IN = "gpu_smoke.probes"
 

@@ -76,7 +76,10 @@ def _file(work: Path, name: str, arguments: Sequence[str]) -> MarkedFile:
 
 def found(file: MarkedFile, ended: Ended) -> dict[str, Any]:
     """What came of a file, for the JSON."""
-    lines = [json.loads(line) for line in file.lines.read_text(encoding="utf-8").splitlines()]
+    whole, _, _ = file.lines.read_text(encoding="utf-8", errors="replace").rpartition(
+        "\n"
+    )  # a kill may cut the last one
+    lines = [json.loads(line) for line in whole.splitlines()]
     count = Counter(line["outcome"] for line in lines)
     failures = [
         {"test": line["test"], "line": line["line"]} for line in lines if line["outcome"] in ("failed", "error")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import re
 import shutil
 import subprocess
@@ -55,7 +56,7 @@ def unpack(folder: Path, into: Path) -> list[str]:
     Without pip, which need not be there. What is installed stays in force: a torch may not go with another numpy.
 
     Raises:
-        ValueError: There are no wheels in it, or one is for another Python.
+        ValueError: There are no wheels in it, or one is for another Python or processor.
     """
     wheels = sorted(folder.glob("*.whl"))
     if not wheels:
@@ -63,8 +64,11 @@ def unpack(folder: Path, into: Path) -> list[str]:
     missing = [wheel for wheel in wheels if not _is_installed(wheel.name.partition("-")[0])]
     for wheel in missing:
         if not _fits(wheel.stem):
-            here = ".".join(map(str, sys.version_info[:2]))
-            raise ValueError(f"{wheel.name} is not for Python {here}; fetch the wheels with --python {here}")
+            here, machine = ".".join(map(str, sys.version_info[:2])), platform.machine()
+            raise ValueError(
+                f"{wheel.name} is not for Python {here} on {machine}; "
+                f"fetch the wheels with --python {here} --machine {machine}"
+            )
     for wheel in missing:
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(into)
@@ -82,12 +86,14 @@ def _is_installed(name: str) -> bool:
 
 
 def _fits(stem: str) -> bool:
-    """Whether a wheel of this name can be imported by this Python.
+    """Whether a wheel of this name can be imported by this Python on this processor.
 
-    >>> _fits("click-8.1-py3-none-any"), _fits("pyyaml-6.0-cp27-cp27m-manylinux1_x86_64")
-    (True, False)
+    >>> _fits("click-8.1-py3-none-any"), _fits("click-8.1-py2-none-any"), _fits("click-8.1-py3-none-linux_vax")
+    (True, False, False)
     """
-    pythons, abis, _ = stem.split("-")[-3:]
+    pythons, abis, platforms = stem.split("-")[-3:]
+    if not any(one == "any" or one.endswith(f"_{platform.machine()}") for one in platforms.split(".")):
+        return False
     minor = sys.version_info[1]
     for python in pythons.split("."):
         if python in ("py3", f"py3{minor}", f"cp3{minor}"):

@@ -6,6 +6,7 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from statistics import median
@@ -18,7 +19,7 @@ from gpu import kernels_in, overlap
 from torch import Tensor, nn
 
 from gpu_smoke.place import Place
-from gpu_smoke.predictions import Finding
+from gpu_smoke.predictions import OF_PIPEAL, Finding
 from gpu_smoke.probes.models import NOTHING_SEEN, STAGES, data, package, pipeline
 from pipeal import AE, AL, ENC, ALPackage, Pipeline
 from pipeal.engine.devices.cpus import cores
@@ -125,15 +126,18 @@ def events(place: Place) -> Finding:
         pipe.run(batches[:4])
         with _counted_events() as calls:
             pipe.run(batches)
-    each = {name: calls[name] / (layers * count) for name in ("record", "elapsed_time")}
+    each = {name: calls[name] / (layers * count) for name in ("record", "elapsed_time") if name in calls}
+    counted = len(each) == 2
     figures |= {f"pipeal_{name}_per_layer_and_batch": value for name, value in each.items()}
     return Finding(
         verdict=verdict,
         figure=figure,
         how="medians of 20 rounds of 20; true from 25 µs together",
-        affected=each["elapsed_time"] >= 4.5,
+        affected=each["elapsed_time"] >= 4.5 if counted else None,
         affected_figure=f"untraced, {layers} layers in {stages} stages: {each['record']:.1f} events and "
-        f"{each['elapsed_time']:.1f} elapsed_time per layer and batch (affected from 4.5 elapsed_time)",
+        f"{each['elapsed_time']:.1f} elapsed_time per layer and batch (affected from 4.5 elapsed_time)"
+        if counted
+        else "not seen: this PyTorch's events have methods that cannot be counted",
         not_tested="events are CUDA's" if verdict is None else "",
         figures=figures,
     )
@@ -161,22 +165,23 @@ def busy_share(place: Place) -> Finding:
         pipe.run(batches[:3])
         with torch.profiler.profile(activities=_activities(place)) as seen:
             report = pipe.run(batches)
-    share = max(report.busy_share)
+    share, told = max(report.busy_share), [one for one in report.kernel_share if one is not None]
+    claimed = max(told, default=share)
     with TemporaryDirectory() as folder:
         trace = Path(folder, "trace.json")
         seen.export_chrome_trace(str(trace))
         seen_kernels = kernels_in(trace)
     kernels = overlap(seen_kernels).busy
-    apart = "kernel" in str(report).lower()
     return Finding(
-        verdict=share >= 0.5 and kernels <= 0.1,
-        figure=f"the report's busy share is {share:.0%} while kernels ran {kernels:.1%} of the time",
-        how="a layer that sleeps 5 ms on the host in each forward; true where the share is above 50 % and kernels run "
-        "below 10 % of the time",
-        affected=not apart,
-        affected_figure="the report has a figure for kernels" if apart else "the report has one figure for both",
-        not_tested="" if seen_kernels else NOTHING_SEEN,
-        figures={"busy_share": share, "kernels_ran": kernels},
+        verdict=None,
+        figure=f"the report's host-open share is {share:.0%} while kernels ran {kernels:.1%} of the time",
+        how="a layer that sleeps 5 ms on the host in each forward; kernels by PyTorch's profiler",
+        affected=abs(claimed - kernels) > 0.1 if seen_kernels else None,
+        affected_figure=f"the report has kernels run {claimed:.1%} of the time"
+        + ("" if told else ", having one figure for host and kernels")
+        + " (affected where that is off by more than 10 % of the time)",
+        not_tested=OF_PIPEAL if seen_kernels else NOTHING_SEEN,
+        figures={"busy_share": share, "kernel_share": claimed, "kernels_ran": kernels},
     )
 
 
@@ -187,13 +192,13 @@ def intra_op_threads(place: Place) -> Finding:
         found = pipe.threads
     os_threads = _threads_of_process()
     return Finding(
-        verdict=found > 1,
+        verdict=None,
         figure=f"a pipeline of {STAGES} stages on a GPU takes {found} intra-op threads on {cores()} cores; the process "
         f"then has {os_threads} threads of all kinds",
-        how="what the open pipeline says; true above one",
-        affected=found > 1,
-        affected_figure=f"{found} threads",
-        not_tested="" if cores() > 1 else "this process has one core",
+        how="what the open pipeline says",
+        affected=found > 1 if cores() > 1 else None,
+        affected_figure=f"{found} threads (affected above one)",
+        not_tested=OF_PIPEAL if cores() > 1 else "this process has one core",
         figures={"pipeal_threads": found, "cores": cores(), "threads_of_process": os_threads},
     )
 
@@ -227,7 +232,7 @@ def _additions(place: Place, threads: int, seconds: float) -> float:
         with nullcontext() if place.stand_in else torch.cuda.stream(torch.cuda.Stream()):
             x = torch.ones(16, device=place.device)
             x.add_(1)
-            ready.wait()
+            ready.wait(10.0)  # for a thread that raised before
             until = perf_counter() + seconds
             while perf_counter() < until:
                 for _ in range(200):
@@ -236,11 +241,10 @@ def _additions(place: Place, threads: int, seconds: float) -> float:
                 if not place.stand_in:
                     torch.cuda.current_stream().synchronize()
 
-    workers = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    with ThreadPoolExecutor(threads) as pool:
+        # A thread that raised would have made fewer additions, and the prediction look true.
+        for worker in [pool.submit(work, number) for number in range(threads)]:
+            worker.result()
     return sum(counts) / seconds
 
 
@@ -276,10 +280,10 @@ def _small_batches(place: Place, count: int) -> list[tuple[Tensor, Tensor]]:
 
 @contextmanager
 def _counted_events() -> Iterator[Counter[str]]:
-    """Counts what is asked of CUDA's events within it."""
-    calls: Counter[str] = Counter()
+    """Counts what is asked of CUDA's events within it; a method that cannot be counted has no count."""
     kind: Any = torch.cuda.Event
     kept = {name: kind.__dict__[name] for name in ("record", "elapsed_time") if name in kind.__dict__}
+    calls = Counter(dict.fromkeys(kept, 0))
 
     def counting(name: str, function: Any) -> Any:
         def counted(*arguments: Any, **keywords: Any) -> Any:

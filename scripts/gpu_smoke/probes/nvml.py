@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from uuid import UUID
 
 
 class _Memory(ctypes.Structure):
@@ -10,14 +11,17 @@ class _Memory(ctypes.Structure):
 
 
 def free_bytes(gpu: int) -> int:
-    """Of the GPU of that number, whichever ones this process sees.
+    """Of the GPU to which CUDA gives that number in this process; NVML numbers all that the machine has.
 
     Raises:
         OSError: There is no driver, or it does not answer.
     """
     handle, memory = ctypes.c_void_p(), _Memory()
     nvml = _opened()
-    _check(nvml.nvmlDeviceGetHandleByIndex_v2(gpu, ctypes.byref(handle)))
+    uuid = _uuid(gpu)
+    # An instance of a divided GPU has its own.
+    if nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode(), ctypes.byref(handle)):
+        _check(nvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}".encode(), ctypes.byref(handle)))
     _check(nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)))
     return int(memory.free)
 
@@ -27,6 +31,19 @@ def driver() -> str:
     text = ctypes.create_string_buffer(80)
     _check(_opened().nvmlSystemGetDriverVersion(text, len(text)))
     return text.value.decode()
+
+
+def _uuid(gpu: int) -> UUID:
+    """As CUDA's driver has it, which makes no context for that."""
+    cuda, device, found = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), (ctypes.c_ubyte * 16)()
+    for code in (
+        cuda.cuInit(0),
+        cuda.cuDeviceGet(ctypes.byref(device), gpu),
+        cuda.cuDeviceGetUuid_v2(ctypes.byref(found), device),
+    ):
+        if code:
+            raise OSError(f"CUDA's driver answered with error {code}")
+    return UUID(bytes=bytes(found))
 
 
 def _opened() -> ctypes.CDLL:

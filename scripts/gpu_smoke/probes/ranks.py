@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gpu_smoke.place import ApartError, Place, apart
-from gpu_smoke.predictions import Finding
+from gpu_smoke.predictions import OF_PIPEAL, Finding
 from pipeal import AE, AL, ENC, ALPackage
 from pipeal.config.schema import EngineConfig
 from pipeal.engine.distributed import DistributedPipeline, Launch, open_world, serve
@@ -45,24 +45,30 @@ def backend_name(place: Place) -> str:
 
 def one_gpu_each(place: Place) -> Finding:
     """Prediction 11. Two ranks of a pipeline, each of which sees one GPU, as some launchers have it."""
+    first = first_visible(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
     refused, figure = False, "two ranks that each see one GPU train"
     try:
-        apart(f"{__name__}:two_stages", place, {"CUDA_VISIBLE_DEVICES": "0"}, processes=2, limit_s=60)
+        apart(f"{__name__}:two_stages", place, {"CUDA_VISIBLE_DEVICES": first}, processes=2, limit_s=60)
     except ApartError as error:
         said = [line for line in error.ended.output.splitlines() if "does not exist" in line]
         if not said:
             raise
         refused, figure = True, said[0].partition(": ")[2]
-    uuid = "" if place.stand_in else str(torch.cuda.get_device_properties(0).uuid)
     return Finding(
-        verdict=refused,
+        verdict=None,
         figure=figure,
-        how="torchrun of two processes, each on the device that commands would take, under CUDA_VISIBLE_DEVICES=0; "
-        "true where a rank is told that its GPU does not exist; of MIG nothing is tested"
-        + (f" (this GPU is {uuid})" if uuid.startswith("MIG") else " (this GPU is not divided)"),
+        how="torchrun of two processes, each on the device that commands would take, under "
+        f"CUDA_VISIBLE_DEVICES={first}; affected where a rank is told that its GPU does not exist; of MIG nothing is "
+        "tested" + (" (this GPU is an instance of one)" if first.startswith("MIG") else ""),
         affected=refused,
         affected_figure="as before",
+        not_tested=OF_PIPEAL,
     )
+
+
+def first_visible(variable: str) -> str:
+    """The first GPU that CUDA_VISIBLE_DEVICES names, so that no process is sent to one that this one may not use."""
+    return variable.partition(",")[0].strip() or "0"
 
 
 def two_stages(place: Place) -> str:
