@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -159,6 +160,65 @@ def test_events_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
         pipe.run(data[1:])
     assert len(made) - before == 19  # one for the end of each batch, for which its host waits
     assert len(pipe.spans()) == 20 * 3 * 3
+
+
+class Drifting:
+    """An event of a GPU whose clock is by 60 millionths faster than its host's, which reads ``now``."""
+
+    now = 0.0
+
+    def record(self, _: object) -> None:
+        type(self).now += 1e-5  # the GPU comes to it at once, and the host goes on somewhat later
+        self.at = 5.0 + type(self).now * (1 + 6e-5)
+        type(self).now += 3e-5
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, other: Drifting) -> float:
+        return float(torch.tensor((other.at - self.at) * 1e3, dtype=torch.float32))
+
+
+def test_kernel_busy_claims_nothing_of_clocks_that_drift(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Symptom: in long runs kernel-busy was all of host-open on a GPU that was idle. Cause: the host's clock was taken
+    from a GPU's as of when the pipeline was made; an hour later they are 0.2 s apart, as long as many actions. Cure: it
+    is tied anew at each report, and what the clocks may differ by is left out."""
+    World(gpus=1).install(monkeypatch)
+    monkeypatch.setattr(Drifting, "now", 0.0)
+    monkeypatch.setattr(torch.cuda, "Event", lambda **_: Drifting())
+    monkeypatch.setattr("pipeal.engine.devices.cuda.time", SimpleNamespace(perf_counter=lambda: Drifting.now))
+    monkeypatch.setattr("pipeal.engine.trace.perf_counter", lambda: Drifting.now)
+    device = CudaDevice(torch.device("cuda:0"))
+    clock = StageClock(device, 0, Window(0, 9))
+
+    def act(batch: int, *, behind_s: float) -> None:
+        """An action of 10 ms; its host gives the last of it so long before it ends."""
+        begin = device.stamp()
+        Drifting.now += 0.01
+        end, stamp = device.stamp(), device.stamp
+        Drifting.now -= behind_s
+        device.stamp = lambda: end  # type: ignore[method-assign]
+        clock.add(0, Action.FORWARD, batch, batch, begin)
+        device.stamp = stamp  # type: ignore[method-assign]
+        Drifting.now += behind_s
+
+    for _ in range(2):
+        Drifting.now += 3600.0
+        clock.restart()
+        act(0, behind_s=0.008)
+        (times,) = clock.take_all_times()
+        assert times.kernels_s == pytest.approx(0.008, abs=1e-4)
+        assert times.busy_s == pytest.approx(0.01, abs=1e-4)
+        clock.restart()
+        act(1, behind_s=0.0)
+        Drifting.now += 3600.0
+        act(2, behind_s=0.0)
+        assert all(span.given is not None and span.given >= span.end for span in clock.spans()[-2:])
+        (times,) = clock.take_all_times()
+        assert times.kernels_s == 0.0
 
 
 @pytest.mark.cuda

@@ -184,6 +184,13 @@ class Device:
         """A stamp on the host's clock; None while the device has not come to it."""
         return float(stamp)
 
+    def tie_clock(self) -> None:
+        """Ties its clock to the host's from now on; it has nothing to do meanwhile. A CPU's is the host's."""
+
+    def error_s(self, stamp: Stamp) -> float:  # noqa: ARG002
+        """How far off :meth:`seconds` may be, to either side."""
+        return 0.0
+
     def reuse(self, *stamps: Stamp) -> None:
         """Lets stamps that no one will ask about any more be made into others."""
 
