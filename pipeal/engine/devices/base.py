@@ -26,6 +26,9 @@ RUN_AHEAD = 3
 """Batches of work that may lie before a stage alone on its GPU: enough that this never waits for the host to speak, and
 no more."""
 
+RUN_AHEAD_SHARED = 2
+"""The same for a stage that shares its GPU with others."""
+
 _NOTHING = nullcontext()
 
 
@@ -74,7 +77,7 @@ class Device:
     Attributes:
         lags: Whether work has yet to be done when the host has given it.
         far: Whether another process works on it, and this one only knows of it.
-        run_ahead: Batches of this stage's work that may lie before it, at least 1.
+        run_ahead: Batches of this stage's work that may lie before it; with 1 its host waits for each to end.
     """
 
     lags = False
