@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from pipeal.engine.devices import CudaDevice, Device
 from pipeal.engine.schedule import Action
 from pipeal.engine.trace import BY_LAYER_EVERY, StageClock
 
-from .paper import PaperEvent, PaperLayer, World
+from .paper import PaperEvent, PaperLayer, PaperStream, World
 from .traps import nothing, quick
 
 
@@ -159,6 +159,57 @@ def test_events_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
         before = len(made)
         pipe.run(data[1:])
     assert len(made) - before == 19  # one for the end of each batch, for which its host waits
+    assert len(pipe.spans()) == 20 * 3 * 3
+
+
+class Late(PaperEvent):
+    """The GPU comes to it when it has been given many more, or when its host has waited for it or a later one."""
+
+    recorded = passed = 0
+    early: ClassVar[list[int]] = []
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self.number = 0
+
+    def record(self, stream: PaperStream) -> None:
+        super().record(stream)
+        if not self.query():
+            Late.early.append(self.number)
+        Late.recorded += 1
+        Late.passed = max(Late.passed, Late.recorded - 25)
+        self.number = Late.recorded
+
+    def query(self) -> bool:
+        return self.number <= Late.passed
+
+    def synchronize(self) -> None:
+        super().synchronize()
+        Late.passed = max(Late.passed, self.number)
+
+
+def test_no_event_is_used_again_before_the_gpu_has_come_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(gpus=1)
+    world.install(monkeypatch)
+    made: list[Late] = []
+
+    def event(**_: Any) -> Late:
+        made.append(Late(world))
+        return made[-1]
+
+    def come_to_the_end(_: PaperStream) -> bool:
+        Late.passed = Late.recorded
+        return query(_)
+
+    query = PaperStream.query
+    monkeypatch.setattr(PaperStream, "query", come_to_the_end)
+    monkeypatch.setattr(torch.cuda, "Event", event)
+    for name, value in {"recorded": 0, "passed": 0, "early": []}.items():
+        monkeypatch.setattr(Late, name, value)
+    with Pipeline([PaperLayer(world) for _ in range(3)], ["cuda:0"], trace=Window(0, 20), threads=1) as pipe:
+        pipe.run([(world.make("cpu").pin_memory(), world.make("cpu").pin_memory()) for _ in range(20)])
+    assert not Late.early
+    assert len(made) < Late.recorded / 3  # so they are used again
     assert len(pipe.spans()) == 20 * 3 * 3
 
 
