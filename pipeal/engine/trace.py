@@ -203,8 +203,7 @@ class StageClock:
     def forget(self) -> None:
         """Drops all times and spans."""
         for part in self._parts:
-            part.pending.clear()
-            part.spans.clear()
+            part.forget()
         self._copies.clear()
         self.take_all_times()
 
@@ -294,6 +293,12 @@ class _PartClock:
             if raw.keep:
                 self._keep(raw, device.seconds(first), length, (share_begin, share_end), given)
             device.reuse(first, last)
+
+    def forget(self) -> None:
+        """Drops what is pending, all spans, and the shares of actions."""
+        self.pending.clear()
+        self.spans.clear()
+        self._sampled, self.sample = -1, _nothing()
 
     def _count(self, raw: _Raw, seconds: float) -> None:
         if raw.action is None:

@@ -117,6 +117,13 @@ def test_what_is_timed_as_a_whole_has_the_shares_of_the_last_batch_by_layer(monk
     work(None, -1, 8.0)
     (times,) = clock.take_all_times()
     assert times.busy == {Action.FORWARD: 2.0, Action.BACKWARD: 4.0, Action.UPDATE: 2.0}
+    clock.forget()  # and batch 16 of another life is no part of that one
+    clock.restart()
+    work(Action.FORWARD, 16, 3.0)
+    work(Action.BACKWARD, 16, 1.0)
+    work(None, -1, 8.0)
+    (times,) = clock.take_all_times()
+    assert times.busy == {Action.FORWARD: 9.0, Action.BACKWARD: 3.0, Action.UPDATE: 0.0}
 
 
 @pytest.mark.parametrize(
