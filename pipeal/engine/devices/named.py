@@ -95,6 +95,10 @@ def ask_for_queues() -> None:
 
     By default it makes 8. A stage has streams for its work, its copies and the layers of its host, and in a process of
     its own one for each direction and for averages: those that share a queue wait for each other.
+
+    Commands call it first of all. At a prompt it may be too late without a sign of that: ``torch.cuda.is_available()``
+    asks the driver, which may take the number then, and CUDA counts as not initialised. Set the variable yourself
+    there.
     """
     if not torch.cuda.is_initialized():
         os.environ.setdefault(_QUEUES, "32")
