@@ -60,7 +60,7 @@ class EngineOptions:
             delay asks for (:class:`pipeal.engine.distributed.endpoint.Window`).
         threads: Intra-op threads of each CPU worker, and of the caller where it does their work (``sequential``,
             predictions). None shares the cores out evenly among the CPU stages that may run at once; an open pipeline
-            knows the number. The worker of a GPU has one.
+            knows the number. The worker of a GPU has one, and where no stage is on a CPU the caller keeps its own.
         precision: ``fp32``, or ``bf16`` or ``fp16`` for forwards under autocast. In ``fp16`` each layer scales its
             losses (:class:`pipeal.core.protocols.ScalesLosses`) from when the pipeline is opened, and in another
             precision no longer. To predict a pipeline needs not be opened, and leaves the scales as they are.

@@ -404,9 +404,8 @@ class Pipeline:
         return sorted((copy for stage in self.stages for copy in stage.clock.copies()), key=lambda copy: copy.begin)
 
     @property
-    def threads(self) -> int:
-        """Intra-op threads of each CPU worker."""
-        assert self.options.threads is not None  # chosen when the stages were
+    def threads(self) -> int | None:
+        """Intra-op threads of each CPU worker; None where no stage is on a CPU."""
         return self.options.threads
 
     @property

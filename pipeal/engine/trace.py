@@ -28,8 +28,8 @@ class Span:
     Whether there are kernels to run all the time depends on how fast the host gives them.
 
     Attributes:
-        given: When the host had given all of it to a GPU; from then on, at the latest, there were kernels to run all
-            the time. None on a CPU.
+        given: When the host had given all of it to a GPU, and later by as much as the clocks of both may differ; from
+            then on, at the latest, there were kernels to run all the time. None on a CPU.
     """
 
     stage: int
@@ -87,7 +87,8 @@ class StageTimes:
             the time of the stage's thread, which on a GPU runs ahead of the device. And ``saving``: the time in which
             the device copied the layers' states for snapshots instead.
         kernels_s: On a GPU, how much of ``busy`` had kernels to run for certain (kernel-busy, at least): what the host
-            had given completely. None on a CPU.
+            had given completely, less what the clocks of both may differ by. That grows between two reports: in a long
+            stretch it says less. None on a CPU.
     """
 
     busy: dict[Action, float]
@@ -185,6 +186,8 @@ class StageClock:
 
     def restart(self) -> None:
         """Times from now on, and leaves out what went on before: nothing had been asked of the stage."""
+        for part in self._parts:
+            part.device.tie_clock()
         self._since = perf_counter()
 
     def take_all_times(self) -> list[StageTimes]:
@@ -200,8 +203,7 @@ class StageClock:
     def forget(self) -> None:
         """Drops all times and spans."""
         for part in self._parts:
-            part.pending.clear()
-            part.spans.clear()
+            part.forget()
         self._copies.clear()
         self.take_all_times()
 
@@ -281,6 +283,7 @@ class _PartClock:
                 return
             self.pending.popleft()
             length = device.between(first, last)
+            given += device.error_s(last)
             if raw.action is None and not raw.is_whole:
                 self.saving_s += max(0.0, min(length, end - since))
             else:
@@ -290,6 +293,12 @@ class _PartClock:
             if raw.keep:
                 self._keep(raw, device.seconds(first), length, (share_begin, share_end), given)
             device.reuse(first, last)
+
+    def forget(self) -> None:
+        """Drops what is pending, all spans, and the shares of actions."""
+        self.pending.clear()
+        self.spans.clear()
+        self._sampled, self.sample = -1, _nothing()
 
     def _count(self, raw: _Raw, seconds: float) -> None:
         if raw.action is None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -58,34 +56,15 @@ def _mask(_: Tensor, count: int, threshold: int, dtype: torch.dtype, device: tor
 
 
 def dropped(x: Tensor, threshold: int) -> Tensor:
-    """The same for a GPU: from the same bytes, with a kernel less, and a byte of each element kept for the backward.
+    """The same for a GPU: from the same bytes, with a byte of each element kept for the backward, and a kernel more.
 
-    In half precision it is rounded once, and not the scale before.
+    In half precision each way is rounded once, and not the scale before.
     """
     draws = random_words((x.numel() + 7) // 8, x.device).view(torch.uint8)
     keep = (draws[: x.numel()] >= threshold).view(x.shape)
-    scaled: Tensor = _Scaled.apply(x, keep, _LEVELS / (_LEVELS - threshold))
-    return scaled
-
-
-class _Scaled(torch.autograd.Function):
-    """``x * keep * scale`` in one kernel, each way: that of the backward of PyTorch's own dropout does just this."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, keep: Tensor, scale: float) -> Tensor:
-        return torch.ops.aten.native_dropout_backward(x, keep, scale)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> None:  # noqa: ARG004
-        _, keep, ctx.scale = inputs
-        ctx.save_for_backward(keep)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        (keep,) = ctx.saved_tensors
-        return torch.ops.aten.native_dropout_backward(gradient, keep, ctx.scale), None, None
+    # In one kernel each way it would be a torch.autograd.Function, whose Python takes longer than several launches.
+    # native_dropout_backward has a derivative, but one in three kernels, which rounds the scale.
+    return x * keep * (_LEVELS / (_LEVELS - threshold))
 
 
 # As an operator, for compiled graphs. It says that it changes a tensor, the same one for all masks, though it does not:

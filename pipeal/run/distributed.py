@@ -124,7 +124,11 @@ def _blaming(world: World) -> Iterator[None]:
 
 
 def _devices(config: RunConfig, launch: Launch) -> list[str]:
-    """As asked for; left open, all are ``cuda`` where each process can have a GPU or was given one, or else ``cpu``."""
+    """As asked for; left open, all are ``cuda`` where each process can have a GPU or was given one, or else ``cpu``.
+
+    Whether each was given another one than its neighbours, or all of a machine the same, cannot be seen here;
+    :func:`pipeal.run.team.require_devices` logs it where ranks share one.
+    """
     if config.engine.devices == "auto":
         count = gpu_count()
         was_given_one = count == 1 and "CUDA_VISIBLE_DEVICES" in os.environ

@@ -22,6 +22,7 @@ from pipeal.engine import Pipeline, Window, balance, parse_device
 from pipeal.engine.devices import device_names, fastest_precision, gpu_count, make_current
 from pipeal.engine.distributed.consistency import require_same
 from pipeal.engine.distributed.pipeline import DistributedPipeline, hand_out, own_threads
+from pipeal.engine.distributed.process_groups import own_gpu
 from pipeal.engine.distributed.world import World
 from pipeal.engine.runner.compiling import check_compile
 from pipeal.engine.runner.precision import check_precision
@@ -225,19 +226,25 @@ def own_means(world: World, engine: EngineConfig, kind: str) -> dict[str, Any]:
 
 def require_devices(world: World, engine: EngineConfig, kind: str) -> None:
     """Refuses, on every rank, a run for which one of them lacks its device, which else is made its current one; every
-    rank calls it.
+    rank calls it. Rank 0 logs which ranks share a GPU.
 
     Raises:
         PlacementError: One does; says which, of those it happens to the first.
     """
-    missing = None
+    missing = gpu = None
     try:
-        make_current(rank_device(world, engine, kind))
+        gpu = own_gpu(world, make_current(rank_device(world, engine, kind)))
     except PlacementError as error:
         missing = str(error)
-    for rank, found in enumerate(world.gather(missing)):
-        if found is not None:
-            raise PlacementError(f"{world.name_of(rank)}: {found}")
+    together: dict[str, list[str]] = {}
+    for rank, (lacks, has) in enumerate(world.gather([missing, gpu])):
+        if lacks is not None:
+            raise PlacementError(f"{world.name_of(rank)}: {lacks}")
+        if has is not None:
+            together.setdefault(has, []).append(str(rank))
+    shared = "; ".join(", ".join(ranks) for ranks in together.values() if len(ranks) > 1)
+    if shared and world.rank == 0:
+        _log.warning("ranks that share a GPU: %s", shared)
 
 
 class _Announced:

@@ -43,12 +43,36 @@ def test_each_rank_settles_on_its_gpu_before_anything_is_put_there(monkeypatch: 
     current: list[str] = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: current.append(str(device)))
+    monkeypatch.setattr(team, "own_gpu", lambda _, device: str(device))
     with ranks(2) as worlds:
         for number, world in enumerate(worlds):
             world.launch = replace(world.launch, local_rank=number, local_size=2)
         errors = each(worlds, lambda world: require_devices(world, EngineConfig(), "cuda"))
     assert errors == [None, None]
     assert sorted(current) == ["cuda:0", "cuda:1"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "line"),
+    [
+        (["a"] * 4, ["ranks that share a GPU: 0, 1, 2, 3"]),
+        (["a", "b", "a", "b"], ["ranks that share a GPU: 0, 2; 1, 3"]),
+        (["a", "b", "a", None], ["ranks that share a GPU: 0, 2"]),
+        (["a", "b", "c", "d"], []),
+        ([None] * 4, []),
+    ],
+    ids=str,
+)
+def test_ranks_that_share_a_gpu_are_told(
+    gpus: list[str | None], line: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Symptom: with CUDA_VISIBLE_DEVICES=0 for all four processes of a machine, each took the one GPU that it saw, and
+    the run said nothing of it."""
+    monkeypatch.setattr(team, "rank_device", lambda *_: "cpu")
+    monkeypatch.setattr(team, "own_gpu", lambda world, _: gpus[world.rank])
+    with ranks(4) as worlds:
+        assert each(worlds, lambda world: require_devices(world, EngineConfig(), "cuda")) == [None] * 4
+    assert caplog.messages == line
 
 
 @pytest.mark.parametrize(("seen", "wanted"), [(4, [0, 1, 2, 3]), (1, [0, 0, 0, 0]), (2, [0, 1, 0, 1])])

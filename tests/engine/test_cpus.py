@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 import torch
 
+from pipeal import Pipeline
 from pipeal.core.options import EngineOptions
 from pipeal.engine.devices import cpus, threads
 from pipeal.engine.execution.channel import Stopped
 from pipeal.engine.execution.worker import SharedProgress, StageThread
 from pipeal.engine.schedule import SCHEDULES
+
+from .paper import PaperLayer, World
 
 
 def in_group(root: Path, cgroup: str, files: dict[str, str]) -> Path:
@@ -85,6 +88,26 @@ def test_cores_are_shared_among_stages_on_cpus(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(threads, "cores", lambda: 8)
     assert threads.threads_each(devices, SCHEDULES["pipelined"]) == wanted
+
+
+@pytest.mark.parametrize("asked", [None, 1])
+@pytest.mark.parametrize(("device", "wanted"), [("cuda:0", 3), ("cpu", 1)])
+def test_beside_gpus_the_caller_keeps_its_threads(
+    device: str, wanted: int, asked: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Symptom: in a loop over ``sequential`` on a GPU, the user's own data work ran on one core. A plan asks for one
+    thread there, too: whoever asks, that is of workers on CPUs."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    world = World(gpus=1)
+    world.install(monkeypatch)
+    torch.set_num_threads(3)
+    try:
+        with Pipeline([PaperLayer(world)], [device], "sequential", threads=asked) as pipe:
+            assert torch.get_num_threads() == wanted
+        assert torch.get_num_threads() == 3
+        assert pipe.threads == (None if wanted == 3 else 1)
+    finally:
+        torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize(("types", "wanted"), [(["cpu"], 3), (["cuda"], 1), (["cpu", "cuda"], 3)])

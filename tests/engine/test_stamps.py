@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from pipeal.engine.devices import CudaDevice, Device
 from pipeal.engine.schedule import Action
 from pipeal.engine.trace import BY_LAYER_EVERY, StageClock
 
-from .paper import PaperEvent, PaperLayer, World
+from .paper import PaperEvent, PaperLayer, PaperStream, World
 from .traps import nothing, quick
 
 
@@ -116,6 +117,13 @@ def test_what_is_timed_as_a_whole_has_the_shares_of_the_last_batch_by_layer(monk
     work(None, -1, 8.0)
     (times,) = clock.take_all_times()
     assert times.busy == {Action.FORWARD: 2.0, Action.BACKWARD: 4.0, Action.UPDATE: 2.0}
+    clock.forget()  # and batch 16 of another life is no part of that one
+    clock.restart()
+    work(Action.FORWARD, 16, 3.0)
+    work(Action.BACKWARD, 16, 1.0)
+    work(None, -1, 8.0)
+    (times,) = clock.take_all_times()
+    assert times.busy == {Action.FORWARD: 9.0, Action.BACKWARD: 3.0, Action.UPDATE: 0.0}
 
 
 @pytest.mark.parametrize(
@@ -159,6 +167,116 @@ def test_events_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
         pipe.run(data[1:])
     assert len(made) - before == 19  # one for the end of each batch, for which its host waits
     assert len(pipe.spans()) == 20 * 3 * 3
+
+
+class Late(PaperEvent):
+    """The GPU comes to it when it has been given many more, or when its host has waited for it or a later one."""
+
+    recorded = passed = 0
+    early: ClassVar[list[int]] = []
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self.number = 0
+
+    def record(self, stream: PaperStream) -> None:
+        super().record(stream)
+        if not self.query():
+            Late.early.append(self.number)
+        Late.recorded += 1
+        Late.passed = max(Late.passed, Late.recorded - 25)
+        self.number = Late.recorded
+
+    def query(self) -> bool:
+        return self.number <= Late.passed
+
+    def synchronize(self) -> None:
+        super().synchronize()
+        Late.passed = max(Late.passed, self.number)
+
+
+def test_no_event_is_used_again_before_the_gpu_has_come_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(gpus=1)
+    world.install(monkeypatch)
+    made: list[Late] = []
+
+    def event(**_: Any) -> Late:
+        made.append(Late(world))
+        return made[-1]
+
+    def come_to_the_end(_: PaperStream) -> bool:
+        Late.passed = Late.recorded
+        return query(_)
+
+    query = PaperStream.query
+    monkeypatch.setattr(PaperStream, "query", come_to_the_end)
+    monkeypatch.setattr(torch.cuda, "Event", event)
+    for name, value in {"recorded": 0, "passed": 0, "early": []}.items():
+        monkeypatch.setattr(Late, name, value)
+    with Pipeline([PaperLayer(world) for _ in range(3)], ["cuda:0"], trace=Window(0, 20), threads=1) as pipe:
+        pipe.run([(world.make("cpu").pin_memory(), world.make("cpu").pin_memory()) for _ in range(20)])
+    assert not Late.early
+    assert len(made) < Late.recorded / 3  # so they are used again
+    assert len(pipe.spans()) == 20 * 3 * 3
+
+
+class Drifting:
+    """An event of a GPU whose clock is by 60 millionths faster than its host's, which reads ``now``."""
+
+    now = 0.0
+
+    def record(self, _: object) -> None:
+        type(self).now += 1e-5  # the GPU comes to it at once, and the host goes on somewhat later
+        self.at = 5.0 + type(self).now * (1 + 6e-5)
+        type(self).now += 3e-5
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, other: Drifting) -> float:
+        return float(torch.tensor((other.at - self.at) * 1e3, dtype=torch.float32))
+
+
+def test_kernel_busy_claims_nothing_of_clocks_that_drift(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Symptom: in long runs kernel-busy was all of host-open on a GPU that was idle. Cause: the host's clock was taken
+    from a GPU's as of when the pipeline was made; an hour later they are 0.2 s apart, as long as many actions. Cure: it
+    is tied anew at each report, and what the clocks may differ by is left out."""
+    World(gpus=1).install(monkeypatch)
+    monkeypatch.setattr(Drifting, "now", 0.0)
+    monkeypatch.setattr(torch.cuda, "Event", lambda **_: Drifting())
+    monkeypatch.setattr("pipeal.engine.devices.cuda.time", SimpleNamespace(perf_counter=lambda: Drifting.now))
+    monkeypatch.setattr("pipeal.engine.trace.perf_counter", lambda: Drifting.now)
+    device = CudaDevice(torch.device("cuda:0"))
+    clock = StageClock(device, 0, Window(0, 9))
+
+    def act(batch: int, *, behind_s: float) -> None:
+        """An action of 10 ms; its host gives the last of it so long before it ends."""
+        begin = device.stamp()
+        Drifting.now += 0.01
+        end, stamp = device.stamp(), device.stamp
+        Drifting.now -= behind_s
+        device.stamp = lambda: end  # type: ignore[method-assign]
+        clock.add(0, Action.FORWARD, batch, batch, begin)
+        device.stamp = stamp  # type: ignore[method-assign]
+        Drifting.now += behind_s
+
+    for _ in range(2):
+        Drifting.now += 3600.0
+        clock.restart()
+        act(0, behind_s=0.008)
+        (times,) = clock.take_all_times()
+        assert times.kernels_s == pytest.approx(0.008, abs=1e-4)
+        assert times.busy_s == pytest.approx(0.01, abs=1e-4)
+        clock.restart()
+        act(1, behind_s=0.0)
+        Drifting.now += 3600.0
+        act(2, behind_s=0.0)
+        assert all(span.given is not None and span.given >= span.end for span in clock.spans()[-2:])
+        (times,) = clock.take_all_times()
+        assert times.kernels_s == 0.0
 
 
 @pytest.mark.cuda

@@ -21,6 +21,7 @@ from PIL import Image
 
 from pipeal.core.errors import DataError
 from pipeal.reporting.page import read_runs, write_report
+from pipeal.reporting.page.facts import compared_figures
 from pipeal.reporting.page.idle import stage_shares
 from pipeal.reporting.page.page import environment
 from pipeal.reporting.page.rows import read_rows
@@ -123,7 +124,13 @@ def test_a_gpu_is_host_open_and_kernel_busy(tmp_path):
     assert "update host-open kernel-busy input" in text
     assert "stage 0 · cuda:0 1 20.0 % 26.7 % 3.3 % 50.0 % ≥ 25.0 % 10.0 %" in text
     assert "for so much of it, at least, there were kernels to run" in text
-    assert "mean host-open" in report(folder, make_run(tmp_path / "other")).text
+    on_cpus = make_run(tmp_path / "other")
+    heads, (first_row, second_row) = compared_figures({"gpu": read_runs(folder)[0], "cpu": read_runs(on_cpus)[0]})
+    both = {name: (first_row[place], second_row[place]) for place, name in enumerate(heads)}
+    assert [value is None for value in both["mean host-open"]] == [False, True]
+    assert [value is None for value in both["mean busy"]] == [True, False]
+    text = report(folder, on_cpus).text
+    assert "mean busy mean host-open" in text
     assert "kernel-busy" not in report(make_run(tmp_path / "another")).text
 
 

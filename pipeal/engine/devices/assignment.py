@@ -51,13 +51,13 @@ class Assigned:
     Attributes:
         devices: One per stage.
         sizes: The number of layers of each.
-        threads: Intra-op threads of each CPU worker.
+        threads: Intra-op threads of each CPU worker; None where no stage is on a CPU, whatever was asked for.
         is_row: Whether all devices are one stage, which holds a single layer; sizes then count its blocks.
     """
 
     devices: list[torch.device]
     sizes: list[int]
-    threads: int
+    threads: int | None
     is_row: bool
 
     def stages(self, handles: Sequence[Device]) -> list[tuple[Device, range]]:
@@ -86,8 +86,10 @@ def assign(
     blocks = _blocks_of(layers) if len(names) > 1 else None
     units = len(layers) if blocks is None else blocks
     found = balance([1.0] * units, len(names)) if sizes is None else check_sizes(sizes, units, len(names))
-    # The devices of a row take turns, each with all cores.
-    each = threads_each(names if blocks is None else names[:1], schedule, threads)
+    each = None  # what the caller does beside GPUs, such as to get the data ready, keeps its own number
+    if any(name.type == "cpu" for name in names):
+        # The devices of a row take turns, each with all cores.
+        each = threads_each(names if blocks is None else names[:1], schedule, threads)
     return Assigned(names, found, each, blocks is not None)
 
 

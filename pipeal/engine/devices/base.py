@@ -26,6 +26,9 @@ RUN_AHEAD = 3
 """Batches of work that may lie before a stage alone on its GPU: enough that this never waits for the host to speak, and
 no more."""
 
+RUN_AHEAD_SHARED = 2
+"""The same for a stage that shares its GPU with others."""
+
 _NOTHING = nullcontext()
 
 
@@ -74,7 +77,7 @@ class Device:
     Attributes:
         lags: Whether work has yet to be done when the host has given it.
         far: Whether another process works on it, and this one only knows of it.
-        run_ahead: Batches of this stage's work that may lie before it, at least 1.
+        run_ahead: Batches of this stage's work that may lie before it; with 1 its host waits for each to end.
     """
 
     lags = False
@@ -183,6 +186,13 @@ class Device:
     def seconds(self, stamp: Stamp) -> float | None:
         """A stamp on the host's clock; None while the device has not come to it."""
         return float(stamp)
+
+    def tie_clock(self) -> None:
+        """Ties its clock to the host's from now on; it has nothing to do meanwhile. A CPU's is the host's."""
+
+    def error_s(self, stamp: Stamp) -> float:  # noqa: ARG002
+        """How far off :meth:`seconds` may be, to either side."""
+        return 0.0
 
     def reuse(self, *stamps: Stamp) -> None:
         """Lets stamps that no one will ask about any more be made into others."""

@@ -8,7 +8,8 @@ CUDA rules kept here (see also the CUDA semantics notes of PyTorch):
 * A tensor used on another stream than it was allocated on is given to ``record_stream``: the caching allocator
   would otherwise hand its memory out again while it is still read.
 * Nothing here waits for the device on the host, except :meth:`Device.synchronize`, a packet that goes back to the
-  CPU, and :meth:`Device.limit_run_ahead`, which keeps the host a few batches ahead.
+  CPU, :meth:`Device.limit_run_ahead`, which keeps the host a few batches ahead, and :meth:`Device.tie_clock`, before
+  a run and after each report.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ from pipeal.engine.devices.locked import locked_memory
 
 _POLL_S = 2e-4
 
+CLOCK_DRIFT = 1e-4
+"""How much faster or slower than the host's a GPU's clock is taken to be, at most. Crystals are within some 50
+millionths, each; that a time is a float32 of milliseconds is a thousandth of this."""
+
 
 class CudaDevice(Device):
     """One stage's share of a GPU. Several may live on one GPU."""
@@ -41,9 +46,8 @@ class CudaDevice(Device):
         self.copy = torch.cuda.Stream(device)
         self._ends: deque[torch.cuda.Event] = deque()
         self._spare: list[torch.cuda.Event] = []
-        zero = self.stamp()
-        zero.synchronize()
-        self._zero = (zero, time.perf_counter())
+        self._zero = torch.cuda.Event(enable_timing=True)
+        self.tie_clock()
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -149,11 +153,24 @@ class CudaDevice(Device):
         self._spare += stamps
 
     def seconds(self, stamp: Stamp) -> float | None:
-        """The event's time on the host's clock, from a first event whose time is known on both."""
-        if not stamp.query():
-            return None
-        event, seconds = self._zero
-        return seconds + event.elapsed_time(stamp) / 1e3
+        """The event's time on the host's clock, from an event whose time is known on both."""
+        return self._zero_s + self._since_zero(stamp) if stamp.query() else None
+
+    def tie_clock(self) -> None:
+        """By an event that passes between two looks at the host's clock; nothing lies before it."""
+        self.synchronize()
+        before = time.perf_counter()
+        self.compute.record_event(self._zero)
+        self._zero.synchronize()
+        after = time.perf_counter()
+        self._zero_s, self._zero_error_s = (before + after) / 2, (after - before) / 2
+
+    def error_s(self, stamp: Stamp) -> float:
+        """Of that event, and what the clocks have drifted apart since then."""
+        return self._zero_error_s + CLOCK_DRIFT * abs(self._since_zero(stamp))
+
+    def _since_zero(self, stamp: Stamp) -> float:
+        return float(self._zero.elapsed_time(stamp)) / 1e3
 
     def between(self, begin: Stamp, end: Stamp) -> float:
         """By the device's own clock, which is finer than the way over the host's."""

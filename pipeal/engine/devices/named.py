@@ -9,7 +9,7 @@ import torch
 
 from pipeal.core.errors import PlacementError
 from pipeal.core.options import Precision
-from pipeal.engine.devices.base import RUN_AHEAD, Device
+from pipeal.engine.devices.base import RUN_AHEAD, RUN_AHEAD_SHARED, Device
 from pipeal.engine.devices.cuda import CudaDevice
 
 _QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
@@ -95,6 +95,10 @@ def ask_for_queues() -> None:
 
     By default it makes 8. A stage has streams for its work, its copies and the layers of its host, and in a process of
     its own one for each direction and for averages: those that share a queue wait for each other.
+
+    Commands call it first of all. At a prompt it may be too late without a sign of that: ``torch.cuda.is_available()``
+    asks the driver, which may take the number then, and CUDA counts as not initialised. Set the variable yourself
+    there.
     """
     if not torch.cuda.is_initialized():
         os.environ.setdefault(_QUEUES, "32")
@@ -121,11 +125,12 @@ def open_device(name: str | torch.device) -> Device:
 
 
 def share_gpus(handles: Sequence[Device]) -> None:
-    """Has stages on one GPU run ahead of it by 2 batches each where they are two, and by 1 where they are more.
+    """Has stages on one GPU run less far ahead of it than one that has it alone.
 
     A GPU takes some thousand operators ahead. Who gives it one more is held up, together with all who want to give it
-    anything, as long as its oldest work takes.
+    anything, as long as its oldest work takes. But with less than 2 batches a stage's host would not run ahead at all:
+    it would wait for its last batch to end before it gave any of the next.
     """
     for handle in handles:
         together = sum(other.lags and other.device == handle.device for other in handles)
-        handle.run_ahead = max(1, RUN_AHEAD + 1 - max(1, together))
+        handle.run_ahead = RUN_AHEAD if together <= 1 else RUN_AHEAD_SHARED

@@ -88,9 +88,8 @@ def take_seats(world: World, device: Device) -> list[Seat]:
     Raises:
         PeerLostError: Someone is lost.
     """
-    peer = world.peers[world.rank]
-    machine = peer.machine.split(" ")[0]
-    gpu = gpu_of(device.device, machine or peer.host) if device.lags else None
+    machine = world.peers[world.rank].machine.split(" ")[0]
+    gpu = own_gpu(world, device.device)
     own = {"device": str(device), "gpu": gpu, "machine": machine, "ahead": time.time() - perf_counter()}
     found = world.gather(own)
     first = found[0]
@@ -98,6 +97,12 @@ def take_seats(world: World, device: Device) -> list[Seat]:
         Seat(one["device"], one["gpu"], 0.0 if one["machine"] == first["machine"] else one["ahead"] - first["ahead"])
         for one in found
     ]
+
+
+def own_gpu(world: World, device: torch.device) -> str | None:
+    """Which GPU of all this rank's device is, as :func:`gpu_of`; None where it is none."""
+    peer = world.peers[world.rank]
+    return gpu_of(device, peer.machine.split(" ")[0] or peer.host) if device.type == "cuda" else None
 
 
 def gpu_of(device: torch.device, machine: str) -> str:

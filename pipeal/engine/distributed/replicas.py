@@ -61,7 +61,8 @@ class Alike:
         groups: With a group of these ranks for the host, and one for their GPUs where each has its own.
         device: The stage's device.
         stopped: Whether the pipeline is ending.
-        last: The number of the stage's last layer: with it, the counts of all go to the others at once.
+        last: The number of the stage's last layer: with it, where GPUs average, the counts of all go to the others at
+            once.
 
     Attributes:
         replica: Which of them this is.
@@ -109,19 +110,23 @@ class Alike:
         del mine
         for one in parameters:
             one.grad = None
-        works = [
+        firsts = self._rows([one.reshape(-1) for one in buffers])
+        found = _UnderWay(counts, [], parameters, shares, len(losses or ()), buffers, firsts)
+        self._under_way[index] = found
+        self._uncounted.append(found)
+        # Hosts make one sum after the other: behind the rows of all layers, counts would keep the first layers from
+        # their updates until the last average is there.
+        if not self._on_gpus:
+            self._count()
+        found.works += [
             self._begun(self._far.allreduce, torch.view_as_real(row) if row.is_complex() else row)
             for row in _not_empty(shares)
         ]
-        firsts = self._rows([one.reshape(-1) for one in buffers])
-        works += [
+        found.works += [
             self._begun(self._far.broadcast, row.view(torch.uint8), dist.BroadcastOptions())
             for row in _not_empty(firsts)
         ]
-        found = _UnderWay(counts, works, parameters, shares, len(losses or ()), buffers, firsts)
-        self._under_way[index] = found
-        self._uncounted.append(found)
-        if index == self._last:
+        if self._on_gpus and index == self._last:
             self._count()
 
     @torch.no_grad()
@@ -176,7 +181,8 @@ class Alike:
 
     def _count(self) -> None:
         """Begins to add up the counts that have not been sent. By the hosts: which parameters have a gradient decides
-        what is given to the device. Each wait for them takes a round trip, and so they go together."""
+        what is given to the device. Each wait for them takes a round trip, and so, beside GPUs that average, they go
+        together."""
         row = torch.tensor([count for one in self._uncounted for count in one.counts], dtype=torch.float64)
         work = self._begun(self._host.allreduce, row)
         parts = row.split([len(one.counts) for one in self._uncounted])

@@ -186,7 +186,8 @@ class StageThread(threading.Thread):
     def run(self) -> None:
         """Works until told to stop."""
         try:
-            on_cpu = "cpu" in self.stage.device.types  # the host of a GPU has small tensors at most
+            # The host of a GPU has small tensors, and copies of inputs that are not pinned, which one thread makes.
+            on_cpu = "cpu" in self.stage.device.types
             set_intra_op_threads(self.options.threads if on_cpu else 1)
             while True:
                 self._work_on([self._next()])

@@ -94,10 +94,10 @@ def named_figures(run: Run) -> dict[str, object]:
 def compared_figures(runs: Mapping[str, Run]) -> tuple[list[str], list[list[object]]]:
     """Heads and rows of the table that compares runs, by what the page calls each; without columns that are empty."""
     found: list[dict[str, object]] = []
-    shares = {name: stage_shares(run) for name, run in runs.items()}
-    on_gpus = any(stage.kernels is not None for stages in shares.values() for stage in stages)
     for name, run in runs.items():
-        stages = shares[name]
+        stages = stage_shares(run)
+        busy = percent(fmean(stage.busy for stage in stages)) if stages else None
+        on_gpus = any(stage.kernels is not None for stage in stages)
         found.append(
             {
                 "run": name,
@@ -106,9 +106,8 @@ def compared_figures(runs: Mapping[str, Run]) -> tuple[list[str], list[list[obje
                 "stages": len(stages) or None,
                 **figures(run),
                 "memory": size(number_at(run.summary, "counted_memory_bytes.all")),
-                "mean host-open" if on_gpus else "mean busy": percent(fmean(stage.busy for stage in stages))
-                if stages
-                else None,
+                "mean busy": None if on_gpus else busy,
+                "mean host-open": busy if on_gpus else None,
             }
         )
     heads = [head for head in found[0] if any(one[head] not in (None, "–") for one in found)]

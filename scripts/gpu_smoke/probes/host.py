@@ -189,7 +189,7 @@ def intra_op_threads(place: Place) -> Finding:
     """Prediction 17. How many intra-op threads a pipeline takes whose stages are all on a GPU."""
     with pipeline(place, package(place, "transformer")) as pipe:
         pipe.run(data(place, "transformer", 2))
-        found = pipe.threads
+        found = pipe.threads or 1  # None where no stage is on a CPU: their workers have one each
     os_threads = _threads_of_process()
     return Finding(
         verdict=None,

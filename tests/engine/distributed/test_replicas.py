@@ -450,6 +450,24 @@ def test_the_counts_of_a_stages_layers_go_to_the_others_at_once() -> None:
     assert hosts.rows == [12, 12, 4, 4, 4]
 
 
+def test_where_hosts_average_counts_go_before_the_rows_of_their_layer() -> None:
+    """Symptom: over Gloo no layer updated before the last one's average was there. Cause: a group of hosts makes one
+    sum after the other, and the counts of all layers, sent at once, came behind the rows of all."""
+    hosts, layers = Counted(), [ALPackage([BP(nn.Linear(3, 2), lr=0.01)])[0] for _ in range(3)]
+    groups: Any = SimpleNamespace(alike=hosts, alike_on_gpus=None)
+    world: Any = SimpleNamespace(rank=0, mesh=Mesh(1, replicas=2))
+    alike = Alike(world, groups, Device(torch.device("cpu")), lambda: False, last=2)
+    for index in range(3):
+        for one in layers[index].parameters():
+            one.grad = torch.ones_like(one)
+        alike.begin(index, layers[index], None, 4, 4)
+    assert hosts.rows == [4, 8] * 3  # of two samples' numbers and two parameters; of their eight elements
+    for index in range(3):
+        alike.finish(index)
+        assert all(torch.equal(one.grad, torch.ones_like(one)) for one in layers[index].parameters())
+    assert hosts.rows == [4, 8] * 3
+
+
 def test_what_has_no_elements_is_not_sent_but_learns_all_the_same() -> None:
     class Empty(nn.Module):
         def __init__(self) -> None:
