@@ -49,6 +49,8 @@ FRAME_BYTES = 1 << 19
 _DEEPEST = 50
 """So many collections one within the other may be in an item."""
 
+_MOST_PLACES = 1 << 48
+
 _MOST_DIMENSIONS = 64
 """As in PyTorch."""
 
@@ -149,6 +151,8 @@ class Packed:
         for layout in layouts:
             if not (isinstance(layout, list) and len(layout) == 4 and 0 <= len(layout[1]) <= _MOST_DIMENSIONS):
                 raise DataError(f"a tensor of an item has {str(layout)[:80]} as its layout")
+            if prod(max(1, count) for count in layout[1]) > _MOST_PLACES:  # of none, too, where one is 0
+                raise DataError(f"a tensor of an item has the shape {str(layout[1])[:80]}")
             size = layout[3] * dtype_named(layout[0]).itemsize
             check_layout(layout, size)
             # A few elements may say that they are spread over as much memory as there is, or repeated without end.

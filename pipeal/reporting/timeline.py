@@ -74,7 +74,7 @@ def kernel_shares(spans: Iterable[Span], within: Stretch) -> dict[int, float]:
 def shown_share(busy: float, kernels: float | None) -> str:
     """What stands beside a stage.
 
-    >>> shown_share(0.975, None), shown_share(0.975, 0.4)
+    >>> shown_share(0.98, None), shown_share(0.98, 0.4)
     ('busy 98%, idle 2%', 'host-open 98%, kernel-busy ≥ 40%')
     """
     if kernels is None:

@@ -66,11 +66,13 @@ def trained(experiment: LanguageExperiment, seed: int) -> dict[str, Any]:
             scale = epoch_scale(course, epoch, len(batches), epoch * len(batches))
             seconds += pipe.run(batches, lr_scale=scale).seconds
         begun = time.process_time() - begun
+        criterion = experiment.criterion
+        assert criterion is not None  # of a language model
         estimates = [
-            accuracy_and_loss(pipe, experiment.test_evaluation(), experiment.criterion, exit_at)[1]
+            accuracy_and_loss(pipe, experiment.test_evaluation(), criterion, exit_at)[1]
             for exit_at in range(1, len(package) + 1)
         ]
-        train = accuracy_and_loss(pipe, experiment.train_evaluation(), experiment.criterion)[1]
+        train = accuracy_and_loss(pipe, experiment.train_evaluation(), criterion)[1]
     return {
         "seed": seed,
         "precision": config.train.precision,

@@ -99,11 +99,11 @@ def come_and_go(say: Say, order: dict[str, Any], launch: Launch) -> None:
     pairs, addresses = order["keys"], order["addresses"]
 
     def keys(peer: int) -> Keys:
-        return Keys(*pairs[rank], pairs[peer][0])
+        return Keys(pairs[rank][0], pairs[rank][1], pairs[peer][0])
 
     retained, incoming, outgoing = Retained(2**30), None, None
     if rank:
-        incoming = Incoming(rank, addresses[rank], keys(rank - 1), "distance", 0, 2**26)
+        incoming = Incoming(rank, addresses[rank], keys(rank - 1), "distance", 0, largest_bytes=2**26, room_bytes=2**30)
         incoming.start()
     if rank + 1 < launch.size:
         outgoing = Outgoing(rank, addresses[rank + 1], keys(rank + 1), retained, "distance")

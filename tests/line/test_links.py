@@ -137,13 +137,14 @@ def test_a_receiving_end_that_lost_its_snapshots_is_told_of_in_one_line() -> Non
         receiver.tell_saved(4)
         until(lambda: one.retained.first == 4)
         receiver.close(0)
-        one.receive(0)
-        until(lambda: sender.failure is not None)
-        assert isinstance(sender.failure, DataError)
-        assert str(sender.failure) == (
-            "stage 1 asks for item 0, but had saved all before 4: it has lost its snapshots; put its folder back, or "
-            "begin the line anew"
+        lost = one.receive(0)
+        until(lambda: lost.failure is not None)
+        assert isinstance(lost.failure, DataError)
+        assert str(lost.failure) == (
+            "stage 0 has no items before 4, which a snapshot here had covered, and this stage asks for 0: it has lost "
+            "its newest snapshot; put its folder back, or begin the line anew"
         )
+        assert sender.failure is None  # it is not at fault, and waits
 
 
 def test_a_stage_with_too_much_to_keep_asks_the_next_one_for_a_snapshot() -> None:

@@ -76,21 +76,18 @@ def test_a_folder_without_a_status_is_told(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_takes_nothing_is_told_once_and_stops_nothing(
-    tmp_path: Path, now: list[float], monkeypatch: pytest.MonkeyPatch, said: list[str]
+    tmp_path: Path, now: list[float], said: list[str]
 ) -> None:
     """A full disk ended the stage by its status, while a snapshot that could not be written was only told."""
-
-    def full(path: Path, text: str) -> None:
-        raise DataError(f"cannot write {path}: No space left on device")
-
     status, passed = Status(tmp_path, 0), list[Any]()
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "write_whole", full)
-        for _ in range(3):
-            now[0] += 2
-            status.tell(lambda: ONE, {}, passed.append)
+    in_the_way = (tmp_path / STATUS_FILE).with_suffix(".aside")
+    in_the_way.mkdir()
+    for _ in range(3):
+        now[0] += 2
+        status.tell(lambda: ONE, {}, passed.append)
     assert len(passed) == 3, "the next stage hears of it all the same"
-    assert said == [f"cannot write {tmp_path / STATUS_FILE}: No space left on device; the training goes on"]
+    assert said == [f"{tmp_path / STATUS_FILE}: Is a directory; the training goes on"]
+    in_the_way.rmdir()
     now[0] += 2
     status.tell(lambda: ONE, {}, None)
     assert read_status(tmp_path)[0].items == 7
