@@ -262,7 +262,7 @@ def test_a_neighbour_that_stays_away_for_longer_than_the_line_says(
 
 
 def test_a_stage_that_lost_its_folder_is_told_of(tmp_path: Path) -> None:
-    """Of the stage before, in one line; it is the one that knows."""
+    """In one line, and by that stage itself: the one before, which knows it, goes on waiting."""
     line = text_line(tmp_path, "lstm", 2, "train.epochs=1", snapshot_s=0.02)
     seen: list[int] = []
 
@@ -276,7 +276,7 @@ def test_a_stage_that_lost_its_folder_is_told_of(tmp_path: Path) -> None:
             shutil.rmtree(place_of(line, 1).folder / "snapshots")
             raise Killed
 
-    with pytest.raises(Exception, match=r"it has lost its snapshots|interrupted") as error:
+    with pytest.raises(Exception, match=r"it has lost its newest snapshot|interrupted") as error:
         run_line(line, reached)
     assert not isinstance(error.value, Interrupted)
 

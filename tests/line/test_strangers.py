@@ -327,7 +327,7 @@ def test_too_large_a_frame_or_head_ends_that_connection_alone() -> None:
             peer.say(*item(0))
             assert taken(receiver, 1) == [(0, 0)]
             events = peer.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-            peer.say(*item(1), bytes(HEAD_BYTES + 1))
+            peer.say(*item(1), bytes(2 * HEAD_BYTES))
             assert events.poll(int(1000 * LONG_S)), "the connection is closed before the frame is read"
             peer.socket.disable_monitor()
             events.close(0)
