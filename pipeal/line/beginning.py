@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Mapping
 from contextlib import closing
@@ -10,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 
-from pipeal.config import RunConfig, dump_config
-from pipeal.core.errors import ConfigError, DataError, PlacementError
+from pipeal.config import RunConfig, document, dump_config, load_config
+from pipeal.core.atomic import write_whole
+from pipeal.core.checked import checked
+from pipeal.core.errors import ConfigError, DataError, PlacementError, first_line
 from pipeal.core.methods import METHODS, with_all
 from pipeal.core.partition import balance
 from pipeal.engine.devices import fastest_precision
@@ -24,6 +28,8 @@ from pipeal.run.build import Experiment
 from pipeal.run.choices import sample_batches
 from pipeal.run.duration import at_its_length
 from pipeal.run.opening import engine_options
+
+_CHOSEN = TypeAdapter(dict[str, str])
 
 
 def check_config(config: RunConfig) -> None:
@@ -57,7 +63,7 @@ def first_item(experiment: Experiment, config: RunConfig) -> Item:
 
     Args:
         experiment: Has read the data.
-        config: As :func:`chosen` gave it.
+        config: As :func:`kept_choice` gave it.
     """
     with tempfile.TemporaryDirectory() as folder:
         experiment.save(Path(folder))
@@ -71,18 +77,37 @@ def first_item(experiment: Experiment, config: RunConfig) -> Item:
     return Item(BEGIN, facts, files)
 
 
-def chosen(experiment: Experiment, stages: int, device: str) -> Any:
+def kept_choice(folder: Path, line: str, experiment: Experiment, stages: int, device: str) -> Any:
     """The configuration with every choice made; measures layers where the sizes of stages are left open.
 
+    What was measured and chosen holds from then on: the next stage may have saved it before this one does.
+
     Args:
+        folder: Where it is kept.
+        line: The line's name.
         experiment: Has read the data.
         stages: How many there are.
         device: Of the first stage, on which layers are measured.
 
     Raises:
+        DataError: What was kept is not as it was written.
         PlacementError: There are more stages than layers, or the sizes do not fit.
         ConfigError: The configuration does not fit the data.
     """
+    path = folder / "chosen.json"
+    if path.exists():
+        try:
+            found = checked(_CHOSEN, json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path}: {first_line(error)}; begin a new line") from error
+        if found.get("line") == line:
+            return load_config(type(experiment.config), values=document.parse(found["config"], source="stage 0"))
+    config = _chosen(experiment, stages, device)
+    write_whole(path, json.dumps({"line": line, "config": dump_config(config)}) + "\n")
+    return config
+
+
+def _chosen(experiment: Experiment, stages: int, device: str) -> Any:
     config = at_its_length(experiment, experiment.config)
     mode, train, engine = config.train.mode, config.train, config.engine
     layers = sum(1 for _ in experiment.layers(mode, train.seed, here=()))

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
 from time import perf_counter
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from pipeal.config import RunConfig
+from pipeal.core.checked import checked
 from pipeal.core.errors import DataError
 from pipeal.core.samples import pair_of
 from pipeal.line.items import ASK, BATCH, END, EVALUATE, ROW, Item
 from pipeal.run.build import Experiment
 from pipeal.run.opening import course_of, seed_of
 from pipeal.training.learning_rate import epoch_scale
+from pipeal.training.position import Part
 
 PARTS = ("train", "held", "test")
 """What is answered after an epoch, in this order, where there is such a part of the data."""
+
+PART = TypeAdapter(Part)
 
 
 @dataclass
@@ -30,41 +35,40 @@ class FeedPosition:
         begun: The first item.
         epoch: Epochs, with their answers.
         batches: Batches of all epochs.
-        done: Batches of the epoch under way.
-        trained: That all of them were, and the answers have begun.
+        part: What was sent of the epoch under way.
+        trained: That all of it was, and the answers have begun.
         asked: Batches to answer, after this epoch.
         ended: The last item.
-        samples: Of the epoch under way, as are what follows; see :class:`pipeal.training.position.Part`.
     """
 
     begun: bool = False
     epoch: int = 0
     batches: int = 0
-    done: int = 0
+    part: Part = field(default_factory=Part)
     trained: bool = False
     asked: int = 0
     ended: bool = False
-    seconds: float = 0.0
-    samples: int = 0
-    tokens: int = 0
-    padded: int = 0
-    shapes: list[list[int]] = field(default_factory=list)
-
-    def part(self) -> dict[str, Any]:
-        """What :class:`pipeal.training.position.Part` is made of, as JSON."""
-        return {
-            "seconds": self.seconds,
-            "batches": self.done,
-            "samples": self.samples,
-            "tokens": self.tokens,
-            "padded": self.padded,
-            "shapes": self.shapes,
-        }
 
     def next_epoch(self) -> None:
         """Goes to the beginning of the next epoch."""
-        new = FeedPosition(begun=True, epoch=self.epoch + 1, batches=self.batches)
-        vars(self).update(vars(new))
+        self.epoch, self.part, self.trained, self.asked = self.epoch + 1, Part(), False, 0
+
+    def state(self) -> dict[str, Any]:
+        """As JSON."""
+        found: dict[str, Any] = _POSITION.dump_python(self, mode="json")
+        return found
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> FeedPosition:
+        """What :meth:`state` gave.
+
+        Raises:
+            ValueError: It did not; in one line.
+        """
+        return checked(_POSITION, state)
+
+
+_POSITION = TypeAdapter(FeedPosition)
 
 
 class Feed:
@@ -92,32 +96,30 @@ class Feed:
         with closing(self.experiment.train_batches(seed_of(self._config, 1))) as batches:
             while at.epoch < course.epochs:
                 if not at.trained:
-                    batches.set_epoch(at.epoch, at.done)
-                    size, count = len(batches), Counter({tuple(shape): n for *shape, n in at.shapes})
-                    if at.done > size:
-                        raise DataError(f"the line stands behind batch {at.done} of an epoch of {size}; begin it anew")
-                    scale = epoch_scale(course, at.epoch, size, at.batches - at.done)
-                    before_s, begin = at.seconds, perf_counter()
+                    part = at.part
+                    batches.set_epoch(at.epoch, part.batches)
+                    size = len(batches)
+                    if part.batches > size:
+                        raise DataError(
+                            f"the line stands behind batch {part.batches} of an epoch of {size}; begin it anew"
+                        )
+                    scale = epoch_scale(course, at.epoch, size, at.batches - part.batches)
+                    before_s, begin = part.seconds, perf_counter()
                     for batch in batches:
-                        x, y = pair_of(batch)
-                        number, here = at.batches, at.done
-                        updates = (here + 1) % course.accumulate == 0 or here + 1 == size
-                        count[len(batch), batch.padded // len(batch)] += 1
-                        at.shapes = [[*shape, times] for shape, times in sorted(count.items())]
-                        at.batches, at.done = at.batches + 1, at.done + 1
-                        at.samples, at.tokens = at.samples + len(batch), at.tokens + batch.tokens
-                        at.padded += batch.padded
-                        at.seconds = before_s + perf_counter() - begin
+                        number, updates = at.batches, course.to_come(part.batches, size) == 1
+                        part.count(batch)
+                        at.batches, part.batches = at.batches + 1, part.batches + 1
+                        part.seconds = before_s + perf_counter() - begin
                         facts = {"batch": number, "lr_scale": scale(number), "updates": updates}
-                        yield Item(BATCH, facts, (x, y))
-                        at.seconds = before_s + perf_counter() - begin
-                    if not at.done:
+                        yield Item(BATCH, facts, pair_of(batch))
+                        part.seconds = before_s + perf_counter() - begin
+                    if not part.batches:
                         raise DataError(f"epoch {at.epoch + 1} has no batches; every sample was left out")
                     at.trained = True
-                    yield Item(EVALUATE, {"epoch": at.epoch + 1, "part": at.part()})
-                for part, x, y in islice(self._asked(), at.asked, None):
+                    yield Item(EVALUATE, {"epoch": at.epoch + 1, "part": PART.dump_python(part, mode="json")})
+                for name, x, y in islice(self._asked(), at.asked, None):
                     at.asked += 1
-                    yield Item(ASK, {"part": part}, (x, y))
+                    yield Item(ASK, {"part": name}, (x, y))
                 epoch = at.epoch + 1
                 at.next_epoch()
                 yield Item(ROW, {"epoch": epoch})

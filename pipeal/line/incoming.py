@@ -12,16 +12,14 @@ from typing import Any
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
-from zmq.utils.monitor import recv_monitor_message
 
 from pipeal import __version__
 from pipeal.core.errors import ConfigError, DataError, LineError
 from pipeal.line.items import Packed
-from pipeal.line.link import TICK_S, End, Keys, heard, log, packed_head, printable
+from pipeal.line.link import REFUSED, End, Keys, heard, log, packed_head, printable
 from pipeal.line.status import stages_before
 
 _SHAKEN = zmq.EVENT_HANDSHAKE_SUCCEEDED
-_REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 
 
 class Incoming(End):
@@ -72,16 +70,12 @@ class Incoming(End):
         self._guard = ThreadAuthenticator(self.context)
         self._guard.start()
         self._guard.configure_curve_callback(credentials_provider=self)
-        self._socket = self.socket(zmq.ROUTER)
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._socket.curve_server = True
-        self._socket.curve_publickey, self._socket.curve_secretkey = keys.public.encode(), keys.secret.encode()
-        self._monitor = self._socket.get_monitor_socket(
-            zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | _SHAKEN | _REFUSED
-        )
+        made = self.open(zmq.ROUTER, keys, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | _SHAKEN | REFUSED)
+        made.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        made.curve_server = True
         self._strange: set[int] = set()
         try:
-            _bind(self._socket, address)
+            _bind(made, address)
         except BaseException:
             self.close(0)
             raise
@@ -126,29 +120,16 @@ class Incoming(End):
     def __len__(self) -> int:
         return len(self._arrived)
 
-    def _serve(self) -> None:
-        poller = zmq.Poller()
-        for one in (self._socket, self._monitor, self._wake_in):
-            poller.register(one, zmq.POLLIN)
-        while not self.closing:
-            for found, _ in poller.poll(int(1000 * TICK_S)):
-                if found is self._socket:
-                    self._receive()
-                elif found is self._monitor:
-                    self._hear_of(recv_monitor_message(found))
-            self.speak()
-            if self._let_go and not self._arrived:
-                self._let_go = False
-                self._want()
-            if monotonic() - self._probed_at > 1.0:  # a peer that is gone shows when something is sent to it
-                self._probed_at = monotonic()
-                self.send(["alive"])
-        self.speak()
+    def _look(self) -> None:
+        if self._let_go and not self._arrived:
+            self._let_go = False
+            self._want()
+        if monotonic() - self._probed_at > 1.0:  # a peer that is gone shows when something is sent to it
+            self._probed_at = monotonic()
+            self.send(["alive"])
 
     def _leave(self) -> None:
         self._guard.stop()
-        self._socket.disable_monitor()
-        self._monitor.close(0)
 
     def _hear_of(self, event: Mapping[str, Any]) -> None:
         """Tells of those who do not even try a key; who tries a wrong one is told of with it."""
@@ -158,9 +139,9 @@ class Incoming(End):
         elif kind == zmq.EVENT_DISCONNECTED and number in self._strange:
             self._strange.remove(number)
             self.refusals.tell("a connection of something that is no stage of this line was refused")
-        elif kind & (_SHAKEN | _REFUSED):
+        elif kind & (_SHAKEN | REFUSED):
             self._strange.clear()
-            if kind & (_REFUSED & ~zmq.EVENT_HANDSHAKE_FAILED_AUTH):
+            if kind & (REFUSED & ~zmq.EVENT_HANDSHAKE_FAILED_AUTH):
                 self.refusals.tell("a connection without this stage's key, or without any, was refused")
 
     def _receive(self) -> None:

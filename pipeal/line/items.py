@@ -200,14 +200,10 @@ def _without_marks(tree: Tree) -> Tree:
     if type(tree) is dict and [*tree] == [_THIN]:
         light, scales, types = tree[_THIN]
         count = len(tensors_of(light))
-        if not (len(scales) == len(types) == count and all(kind is None or _is_dtype(kind) for kind in types)):
+        if not (len(scales) == len(types) == count and all(isinstance(kind, torch.dtype | None) for kind in types)):
             raise DataError("a thin packet came whose scales and types are not those of its tensors")
         return Thin(light, scales, types)
     return tree
-
-
-def _is_dtype(kind: Any) -> bool:
-    return isinstance(kind, torch.dtype)
 
 
 def _bytes(layout: Layout) -> int:

@@ -16,12 +16,13 @@ import json
 import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from pipeal.core.errors import DataError, first_line
 
@@ -30,6 +31,8 @@ HEAD_BYTES = 1 << 20
 
 _CURVE_BYTES = 256
 """More than encryption adds to a frame."""
+
+REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 
 TICK_S = 0.1
 """How often the thread at a socket looks up although nothing came."""
@@ -86,19 +89,21 @@ class End(threading.Thread, ABC):
         self._waking = threading.Lock()
         self._closing, self._told = threading.Event(), threading.Event()
         self._stopping: str | None = None
-        self._sockets: list[Any] = [self._wake_in]
+        self._socket: Any = None
+        self._monitor: Any = None
         self.refusals = Refusals()
 
-    def socket(self, kind: int) -> Any:
-        """A socket with the ways of a link."""
-        made = self.context.socket(kind)
+    def open(self, kind: int, keys: Keys, events: int) -> Any:
+        """Makes the socket, with the ways of a link, and what tells of its connections."""
+        made = self._socket = self.context.socket(kind)
         made.sndhwm = made.rcvhwm = 0  # what is on the way is bounded by windows
         made.linger = 0
         made.maxmsgsize = HEAD_BYTES + _CURVE_BYTES  # of a frame; tensors travel in smaller ones
         made.setsockopt(zmq.HEARTBEAT_IVL, int(1000 * HEARTBEAT_S))
         made.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(4000 * HEARTBEAT_S))
         made.setsockopt(zmq.HEARTBEAT_TTL, int(4000 * HEARTBEAT_S))
-        self._sockets.append(made)
+        made.curve_publickey, made.curve_secretkey = keys.public.encode(), keys.secret.encode()
+        self._monitor = made.get_monitor_socket(events)
         return made
 
     def tell(self, *words: Any) -> None:
@@ -126,8 +131,9 @@ class End(threading.Thread, ABC):
         if self.ident is not None:
             self.join()
         self._leave()
-        for one in self._sockets[1:]:
-            one.close(int(1000 * linger_s))
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+        self._socket.close(int(1000 * linger_s))
         self._wake_in.close(0)
         self._wake_out.close(0)
         self.context.term()
@@ -185,8 +191,31 @@ class End(threading.Thread, ABC):
     def send(self, words: list[Any]) -> None:
         """Sends words to the neighbour, if it is there: what they are about, and facts."""
 
+    def _serve(self) -> None:
+        poller = zmq.Poller()
+        for one in (self._socket, self._monitor, self._wake_in):
+            poller.register(one, zmq.POLLIN)
+        while not self.closing:
+            for found, _ in poller.poll(int(1000 * TICK_S)):
+                if found is self._monitor:
+                    self._hear_of(recv_monitor_message(found))
+                elif found is self._socket:
+                    self._receive()
+            self.speak()
+            self._look()
+        self.speak()  # the last words
+
     @abstractmethod
-    def _serve(self) -> None: ...
+    def _hear_of(self, event: Mapping[str, Any]) -> None:
+        """A connection was made, or is no more."""
+
+    @abstractmethod
+    def _receive(self) -> None:
+        """Something has come."""
+
+    @abstractmethod
+    def _look(self) -> None:
+        """Does what is due, whether something came or not."""
 
     def _leave(self) -> None:
         """What else there is to close."""

@@ -7,16 +7,12 @@ from time import monotonic
 from typing import Any
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from pipeal import __version__
 from pipeal.core.errors import DataError, LineError
 from pipeal.engine.distributed.window import Window
-from pipeal.line.link import TICK_S, End, Keys, heard, log, packed_head, printable
+from pipeal.line.link import REFUSED, End, Keys, heard, log, packed_head, printable
 from pipeal.line.retained import Retained
-
-_GONE = zmq.EVENT_DISCONNECTED
-_REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 
 
 class Outgoing(End):
@@ -42,15 +38,14 @@ class Outgoing(End):
         self.window = Window()
         self.sent = 0
         self._session = 0
-        self._socket = self.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.IMMEDIATE, 1)  # what is not on its way by then is sent again
-        self._socket.setsockopt(zmq.RECONNECT_IVL, 100)
-        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
-        self._socket.setsockopt(zmq.CONNECT_TIMEOUT, 5000)  # the system's own tries get rarer for minutes
-        self._socket.curve_publickey, self._socket.curve_secretkey = keys.public.encode(), keys.secret.encode()
-        self._socket.curve_serverkey = keys.peer.encode()
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | _GONE | _REFUSED)
         self._told_refused = False
+        made = self.open(zmq.DEALER, keys, zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | REFUSED)
+        made.setsockopt(zmq.IMMEDIATE, 1)  # what is not on its way by then is sent again
+        made.setsockopt(zmq.RECONNECT_IVL, 100)
+        made.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
+        made.setsockopt(zmq.CONNECT_TIMEOUT, 5000)  # the system's own tries get rarer for minutes
+        made.curve_serverkey = keys.peer.encode()
+        made.connect(f"tcp://{address}")
 
     def ask_for_snapshot(self) -> None:
         """Has the next stage save, so that what it covers can go."""
@@ -64,35 +59,17 @@ class Outgoing(End):
         """Says that nothing more will come or be asked for."""
         self.tell("bye")
 
-    def _serve(self) -> None:
-        self._socket.connect(f"tcp://{self.address}")
-        poller = zmq.Poller()
-        for one in (self._socket, self._monitor, self._wake_in):
-            poller.register(one, zmq.POLLIN)
-        while not self.closing:
-            for found, _ in poller.poll(int(1000 * TICK_S)):
-                if found is self._monitor:
-                    self._hear_of(recv_monitor_message(found)["event"])
-                elif found is self._socket:
-                    self._receive()
-            self.speak()
-            self._send_items()
-        self.speak()  # the last ones
-
-    def _leave(self) -> None:
-        self._socket.disable_monitor()
-        self._monitor.close(0)
-
-    def _hear_of(self, event: int) -> None:
-        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+    def _hear_of(self, event: Mapping[str, Any]) -> None:
+        kind = event["event"]
+        if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._session += 1
             self._told_refused = False
             self.send(["hello", self.line, self.stage, __version__])
-        elif event == _GONE:
+        elif kind == zmq.EVENT_DISCONNECTED:
             if self.connected:
                 log.info(f"stage {self.stage + 1} is gone; waiting for it")
             self.set_connected(False)
-        elif event & _REFUSED and not self._told_refused:
+        elif kind & REFUSED and not self._told_refused:
             self._told_refused = True
             log.warning(f"stage {self.stage + 1} at {self.address} refuses this stage's key, or has another one")
 
@@ -142,7 +119,8 @@ class Outgoing(End):
         elif kind != "alive":
             raise ValueError(f"it says {str(kind)[:40]!r}")
 
-    def _send_items(self) -> None:
+    def _look(self) -> None:
+        """Sends what is to be sent, as far as the window has room."""
         while self.connected and self.window.is_open and (item := self.retained.get(self.sent)) is not None:
             head = packed_head(["item", self._session, self.sent, *item.head()])
             if not self._send_frames([head, *item.frames()]):

@@ -35,6 +35,7 @@ class Snapshots:
         self.saved: int | None = None
         self.saved_at: float | None = None
         self._of = {"line": line, "stage": stage}
+        self._environment = _rounding()
         self._store = CheckpointStore(folder, keep=2)
         self._writing: _Writing | None = None
 
@@ -61,7 +62,7 @@ class Snapshots:
                 f"{found.path} is of stage {of['stage']} of the line {of['line']}, not of stage {self._of['stage']} of "
                 f"{self._of['line']}; name another --folder"
             )
-        now = _rounding()
+        now = self._environment
         for key, value in found.state["environment"].items():
             if now.get(key) != value:
                 _log.warning(f"the snapshot was written with {key} {value}, here it is {now.get(key)}: bits may differ")
@@ -91,7 +92,7 @@ class Snapshots:
             then: Called with ``items``, on the thread that writes, once it is on the disk.
         """
         self.settle()
-        body = {**self._of, **state, "environment": _rounding()}
+        body = {**self._of, **state, "environment": self._environment}
 
         def write() -> None:
             untidy: UntidyError | None = None

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from pydantic import TypeAdapter
-
-from pipeal.config import document, dump_config, load_config
-from pipeal.core.atomic import write_whole
-from pipeal.core.checked import checked
-from pipeal.core.errors import DataError, Interrupted, LineError, PeerLostError, first_line
+from pipeal.config import document, load_config
+from pipeal.core.errors import DataError, Interrupted, LineError, PeerLostError
 from pipeal.engine.devices import all_devices, make_current, parse_device
 from pipeal.engine.devices.threads import intra_op_threads
 from pipeal.engine.runner.attention import attention_without_plans
 from pipeal.engine.runner.compiling import check_compile
 from pipeal.engine.runner.precision import check_precision, matmul_precision
 from pipeal.engine.sizes import layers_of_stages
-from pipeal.line.beginning import chosen, first_item, require_same_data
+from pipeal.line.beginning import first_item, kept_choice, require_same_data
 from pipeal.line.failures import Failures
 from pipeal.line.feed import Feed, FeedPosition
 from pipeal.line.incoming import Incoming
@@ -50,11 +45,6 @@ _GRACE_S = 30.0
 
 _STOP_S = 5.0
 """How long a stage that stops the line waits for its neighbours to hear it."""
-
-_CHOSEN_FILE = "chosen.json"
-
-_CHOSEN = TypeAdapter(dict[str, str])
-_POSITION = TypeAdapter(FeedPosition)
 
 
 @dataclass(frozen=True)
@@ -99,7 +89,8 @@ class StageRun:
         self._incoming: Incoming | None = None
         self._outgoing: Outgoing | None = None
         self._largest_bytes = int(line.largest_mib * 2**20)
-        self._retained = Retained(line.retain_mib * 2**20)
+        self._retain_bytes = line.retain_mib * 2**20
+        self._retained = Retained(self._retain_bytes)
         self._done = 0
         self._ended = False
         self._failed_at_item = False
@@ -119,20 +110,19 @@ class StageRun:
         """
         with self._open:
             self._open.enter_context(self._snapshots)
+            saved = self._snapshots.newest()
+            # No more is ever said to be saved, and no item asked for that the stage before may have let go.
+            self._done = 0 if saved is None else saved.position["item"]
             if (why := self._failures.stopped_by) is not None:
-                saved = self._snapshots.newest()
-                # No more is said to be saved, and no item asked for that the stage before may have let go.
-                self._done = 0 if saved is None else saved.position["item"]
                 self._stop_line(why)
                 raise LineError(f"{why}; once its cause is mended, start every stage with --again")
-            saved = self._snapshots.newest()
             experiment = self._read() if self.number == 0 else None
             if saved is not None:
                 self._take_up(saved, experiment)
             elif experiment is not None:
                 self._begin_feed(experiment)
             try:
-                self._connect(0 if saved is None else self._done)
+                self._connect()
                 if not self._ended:
                     self._work()
                 self._finish()
@@ -151,7 +141,7 @@ class StageRun:
     def _stop_line(self, why: str) -> None:
         """Has all other stages end; those that are away now, when they come while this one is started again."""
         _log.warning(f"the line is stopped: {why}")
-        self._connect(self._done)
+        self._connect()
         ends = [end for end in (self._incoming, self._outgoing) if end is not None]
         for end in ends:
             end.stop(why)
@@ -165,26 +155,9 @@ class StageRun:
         return self._kind.read(config)
 
     def _begin_feed(self, experiment: Experiment) -> None:
-        first = first_item(experiment, self._chosen(experiment))
+        config = kept_choice(self.place.folder, self.line.line, experiment, len(self.line.stages), self._device)
+        first = first_item(experiment, config)
         self._feed = Feed(experiment, self._config_of(first.facts), first, FeedPosition())
-
-    def _chosen(self, experiment: Experiment) -> Any:
-        """What was measured and chosen holds from then on: the next stage may have saved it before this one does.
-
-        Raises:
-            DataError: The file of it is not as it was written.
-        """
-        path = self.place.folder / _CHOSEN_FILE
-        if path.exists():
-            try:
-                found = checked(_CHOSEN, json.loads(path.read_text(encoding="utf-8")))
-            except (OSError, ValueError) as error:
-                raise DataError(f"{path}: {first_line(error)}; begin a new line") from error
-            if found.get("line") == self.line.line:
-                return self._config_of(found)
-        config = chosen(experiment, len(self.line.stages), self._device)
-        write_whole(path, json.dumps({"line": self.line.line, "config": dump_config(config)}) + "\n")
-        return config
 
     def _config_of(self, begin: Mapping[str, Any]) -> Any:
         return load_config(self._schema, values=document.parse(begin["config"], source="stage 0"))
@@ -199,11 +172,10 @@ class StageRun:
         begin = state["begin"]
         if experiment is not None:
             require_same_data(experiment, begin["facts"])
-            position = checked(_POSITION, state["feed"])
-            self._feed = Feed(experiment, self._config_of(begin), Item(BEGIN, begin), position)
+            self._feed = Feed(experiment, self._config_of(begin), Item(BEGIN, begin), FeedPosition.of(state["feed"]))
         kept = [Packed.of_state(one) for one in counted["retained"]]
-        self._retained = Retained(self.line.retain_mib * 2**20, state["first"], kept)
-        self._done, self._ended = saved.position["item"], state["ended"]
+        self._retained = Retained(self._retain_bytes, state["first"], kept)
+        self._ended = state["ended"]
         self._build(begin, experiment, saved)
         assert self._worker is not None
         self._worker.go_on(counted["worker"])
@@ -233,15 +205,15 @@ class StageRun:
         self._worker = StageWorker(self.number, models, config, own, self._device, self._emit, states, self._top)
         self._open.callback(self._worker.close)
 
-    def _connect(self, first: int) -> None:
+    def _connect(self) -> None:
         stages, number = self.line.stages, self.number
         if number and self._incoming is None:
             address = stages[number].address
             assert address is not None
             keys = keys_of(self.line, self.place.key, number, number - 1)
-            largest, room = self._largest_bytes, self.line.retain_mib * 2**20
+            largest, room = self._largest_bytes, self._retain_bytes
             self._incoming = Incoming(
-                number, address, keys, self.line.line, first, largest_bytes=largest, room_bytes=room
+                number, address, keys, self.line.line, self._done, largest_bytes=largest, room_bytes=room
             )
             self._incoming.start()
         if not self._is_last and self._outgoing is None:
@@ -376,7 +348,7 @@ class StageRun:
             "begin": self._begin,
             "first": first,
             "ended": self._ended,
-            "feed": None if self._feed is None else asdict(self._feed.position),
+            "feed": None if self._feed is None else self._feed.position.state(),
         }
         tensors = {
             "worker": counted,
@@ -449,4 +421,4 @@ def _device(name: str) -> str:
     if name != "auto":
         parse_device(name)
         return name
-    return next((found for found in all_devices() if found.startswith("cuda")), "cpu")
+    return all_devices()[0]

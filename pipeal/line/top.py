@@ -7,7 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
 from torch import Tensor
 
 from pipeal.config import RunConfig, dump_config
@@ -16,18 +15,16 @@ from pipeal.core.atomic import write_whole
 from pipeal.core.checked import checked
 from pipeal.core.errors import DataError
 from pipeal.engine.state.layer_state import State
-from pipeal.line.feed import PARTS
+from pipeal.line.feed import PART, PARTS
 from pipeal.line.items import Item
 from pipeal.reporting.recorders import write_json
 from pipeal.run.run_folder import last_told
 from pipeal.run.training import recorders_of
 from pipeal.training.checkpoint.store import CheckpointStore
 from pipeal.training.evaluation import Criterion, mean_of, right, right_and_loss, share_right
-from pipeal.training.position import Part, Position
-from pipeal.training.row import EpochRow
+from pipeal.training.position import Position
 from pipeal.training.trainer import Scores
 
-_PART = TypeAdapter(Part)
 _MOST_FILES = 16
 
 
@@ -97,26 +94,14 @@ class Top:
     def end_evaluation(self) -> None:
         """Makes the epoch's row of them."""
         position, facts = self.position, self._evaluated
-        part = checked(_PART, facts["part"])
+        position.part = checked(PART, facts["part"])
+        position.batches += position.part.batches
         layers = [facts["layers"][number] for number in sorted(facts["layers"], key=int)]
-        position.trained_s += part.seconds
         position.totals.non_finite += sum(layer["non_finite"] for layer in layers)
         position.totals.splits += sum(layer["splits"] for layer in layers)
         position.totals.overflows[1] = sum(layer["overflows"] for layer in layers)
-        row = EpochRow(
-            turn=1,
-            epoch=facts["epoch"],
-            train_time=position.trained_s,
-            epoch_time=part.seconds,
-            samples_per_s=part.samples / part.seconds if part.seconds else 0.0,
-            tokens_per_s=part.tokens / part.seconds if part.seconds else 0.0,
-            losses=tuple(tuple(layer["losses"]) for layer in layers if layer["losses"]),
-            **self._scores()._asdict(),
-        )
-        position.rows.append(row)
-        position.totals.add(part)
-        position.batches += part.batches
-        position.epoch = row.epoch
+        row = position.row([layer["losses"] for layer in layers if layer["losses"]], self._scores()._asdict())
+        position.end_epoch(row)
         self._asked = {name: [] for name in PARTS}
         for recorder in self._recorders:
             recorder.write(row)

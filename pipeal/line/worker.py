@@ -29,7 +29,7 @@ from pipeal.line.items import ASK, BATCH, BEGIN, DECODER, END, EVALUATE, LAYER, 
 from pipeal.line.top import Top
 from pipeal.run.build import Models
 from pipeal.run.opening import engine_options, made_ready, seed_of
-from pipeal.training.position import joined
+from pipeal.training.position import joined, means_of
 
 Emit = Callable[[Item], None]
 
@@ -125,7 +125,7 @@ class StageWorker:
             "next_batch": self.next_batch,
             "evaluates": self._evaluates,
             "splits": {str(number): self._splits[number] + one.splits for number, one in found.items()},
-            "losses": {str(number): losses_joined for number, losses_joined in self._joined(losses).items()},
+            "losses": {str(number): so_far for number, so_far in self._joined(losses).items()},
         }
 
     def go_on(self, counted: Mapping[str, Any]) -> None:
@@ -163,11 +163,10 @@ class StageWorker:
         told: dict[str, Any] = facts.setdefault("layers", {})
         splits, overflows = self._stage.take_splits(), self._stage.overflows()
         for number, _ in self._stage.layers:
-            rows = losses.get(number)
-            finite = None if rows is None else rows.isfinite().all(1)
+            means, non_finite = means_of(losses[number]) if number in losses else ([], 0)
             told[str(number)] = {
-                "losses": [] if rows is None else rows[finite].mean(0).tolist(),
-                "non_finite": 0 if finite is None else int((~finite).sum()),
+                "losses": means,
+                "non_finite": non_finite,
                 "splits": self._splits[number] + splits[number],
                 "overflows": overflows[number],
             }

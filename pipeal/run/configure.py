@@ -78,6 +78,11 @@ def configure(
     return config
 
 
+def preset_file(preset: str | None) -> str | None:
+    """The YAML file that has the sizes of a language model by the name of a preset."""
+    return None if preset is None else str(find_config("shakespeare", f"charlm-{preset}"))
+
+
 def named_config(
     dataset: str | None,
     model: str,
@@ -107,8 +112,7 @@ def named_config(
             raise ConfigError(
                 f"--dataset: {model} has no embedded data; expected shakespeare, or text with --set data.text=FILE"
             )
-        if preset is not None:
-            config_file = str(find_config("shakespeare", f"charlm-{preset}"))
+        config_file = preset_file(preset) or config_file
         kind, names = "language", LANGUAGE
         schema: type[RunConfig] = LanguageConfig
     elif preset is not None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pipeal.config import LanguageConfig, RunConfig, TextConfig, VisionConfig, find_config
+from pipeal.config import LanguageConfig, RunConfig, TextConfig, VisionConfig
 from pipeal.core.names import Mode
 from pipeal.run.build_language import LanguageModels, language_experiment
 from pipeal.run.build_text import TextModels, text_experiment
 from pipeal.run.build_vision import VisionModels, vision_experiment
-from pipeal.run.configure import configure, say_form
+from pipeal.run.configure import configure, preset_file, say_form
 from pipeal.run.distributed import carry_out
 from pipeal.run.followers import Kind
 
@@ -50,8 +50,7 @@ def train(
         PipealError: As for :func:`pipeal.run.configure.configure` and :func:`pipeal.run.distributed.carry_out`.
     """
     schema, of_kind = KINDS[kind]
-    if preset is not None:
-        config_file = str(find_config("shakespeare", f"charlm-{preset}"))
+    config_file = preset_file(preset) or config_file
     settings = {name.replace("__", "."): value for name, value in given.items()}
     config = configure(schema, dataset, model, config_file, overrides, settings)
     say_form(model, config)

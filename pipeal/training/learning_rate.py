@@ -42,6 +42,14 @@ class Course:
     warmup: int = 0
     accumulate: int = 1
 
+    def to_come(self, done: int, batches: int) -> int:
+        """How many batches of the update under way are to come, behind so many of an epoch of so many batches.
+
+        >>> [Course(epochs=1, accumulate=3).to_come(done, batches=5) for done in range(5)]
+        [3, 2, 1, 2, 1]
+        """
+        return min(self.accumulate - done % self.accumulate, batches - done)
+
 
 class UsualCourse(NamedTuple):
     """What suits a run where nothing is given: its learning rate, and the updates over which it rises to that."""

@@ -6,7 +6,7 @@ import copy
 import math
 import reprlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, TypeAlias
 
@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer, TypeAd
 from torch import Tensor
 
 from pipeal.core.checked import checked
+from pipeal.data import Batch
 from pipeal.engine import RunReport
 from pipeal.engine.schedule import Action
 from pipeal.engine.trace import StageTimes
@@ -54,6 +55,14 @@ class Part:
     tokens: Whole = 0
     padded: Whole = 0
     shapes: Shapes = field(default_factory=Counter)
+
+    def count(self, batch: Batch) -> None:
+        """Counts a batch that is learnt from, but not among ``batches``."""
+        samples = len(batch)
+        self.samples += samples
+        self.tokens += batch.tokens
+        self.padded += batch.padded
+        self.shapes[samples, batch.padded // samples] += 1
 
     def add(self, other: Part) -> None:
         """Counts another part as well."""
@@ -147,6 +156,32 @@ class Position:
         whole = self.epoch and not self.part.batches
         return f"epoch {self.epoch}" if whole else f"batch {self.part.batches} of epoch {self.epoch + 1}"
 
+    def row(self, losses: Sequence[Sequence[float]], scores: Mapping[str, Any]) -> EpochRow:
+        """What the epoch under way came to, whose seconds count from here on.
+
+        Args:
+            losses: Means by layer, as :func:`means_of` gives them.
+            scores: What its evaluation came to, by the names of :class:`EpochRow`.
+        """
+        part = self.part
+        self.trained_s += part.seconds
+        return EpochRow(
+            turn=self.turn,
+            epoch=self.epoch + 1,
+            train_time=self.trained_s,
+            epoch_time=part.seconds,
+            samples_per_s=part.samples / part.seconds if part.seconds else 0.0,
+            tokens_per_s=part.tokens / part.seconds if part.seconds else 0.0,
+            losses=tuple(map(tuple, losses)),
+            **scores,
+        )
+
+    def end_epoch(self, row: EpochRow) -> None:
+        """Goes to the beginning of the next epoch."""
+        self.rows.append(row)
+        self.totals.add(self.part)
+        self.epoch, self.part, self.losses = self.epoch + 1, Part(), []
+
     def next_turn(self) -> None:
         """Goes to the beginning of the next turn."""
         self.turn += 1
@@ -211,6 +246,13 @@ def _require_consistent(position: Position) -> None:
         seconds = (*stage.waiting.values(), stage.kernels_s or 0.0)
         if set(stage.busy) != set(Action) or not all(0 <= s < math.inf for s in seconds):
             raise ValueError(f"totals.stages: found {reprlib.repr(stage)}")
+
+
+def means_of(losses: Tensor) -> tuple[list[float], int]:
+    """The mean of each local loss of a layer, ``(batches, losses)``, over the batches where all are finite, and the
+    number of the others."""
+    finite = losses.isfinite().all(1)
+    return losses[finite].mean(0).tolist(), int((~finite).sum())
 
 
 def joined(first: list[Tensor], then: list[Tensor]) -> list[Tensor]:

@@ -11,7 +11,7 @@ from pipeal.core.errors import DataError
 from pipeal.data import Batch, EpochBatches
 from pipeal.engine import Pipeline
 from pipeal.training.learning_rate import Course, epoch_scale
-from pipeal.training.position import Part, Position, joined
+from pipeal.training.position import Position, joined, means_of
 from pipeal.training.row import EpochRow
 
 
@@ -151,29 +151,15 @@ class _Turn:
 
     def row(self, scores: Scores) -> EpochRow:
         """What the epoch came to; counts the losses that were not finite."""
-        position, part = self.position, self.position.part
-        position.trained_s += part.seconds
-        kept = [(layer, layer.isfinite().all(1)) for layer in position.losses]
-        position.totals.non_finite += sum(int((~finite).sum()) for _, finite in kept)
-        return EpochRow(
-            turn=position.turn,
-            epoch=position.epoch + 1,
-            train_time=position.trained_s,
-            epoch_time=part.seconds,
-            samples_per_s=part.samples / part.seconds,
-            tokens_per_s=part.tokens / part.seconds,
-            losses=tuple(tuple(layer[finite].mean(0).tolist()) for layer, finite in kept),
-            **scores._asdict(),
-        )
+        found = [means_of(layer) for layer in self.position.losses]
+        self.position.totals.non_finite += sum(count for _, count in found)
+        return self.position.row([means for means, _ in found], scores._asdict())
 
     def end_epoch(self, row: EpochRow) -> None:
         """Moves the position behind the epoch, and has it saved and told."""
-        position = self.position
-        position.rows.append(row)
-        position.totals.add(position.part)
-        position.epoch, position.part, position.losses = position.epoch + 1, Part(), []
+        self.position.end_epoch(row)
         if self.saves is not None:
-            self.saves.after_epoch(self.pipe, position)
+            self.saves.after_epoch(self.pipe, self.position)
         self.watcher.end_epoch(row)
 
     def _scale(self) -> Callable[[int], float]:
@@ -182,9 +168,8 @@ class _Turn:
 
     def _updates(self) -> bool:
         """Whether the batch that the training stands before, or one left out before it, is the last of its update."""
-        position, size = self.position, self.course.accumulate
-        here = position.part.batches
-        to_come = min(size - here % size, len(self.batches) - here)
+        position = self.position
+        to_come = self.course.to_come(position.part.batches, len(self.batches))
         return all((position.turn, position.batches + more) in position.totals.left_out for more in range(1, to_come))
 
     def _passing(self) -> Iterator[Batch]:
@@ -200,12 +185,9 @@ class _Turn:
                 yield batch
                 # Here again, it has been submitted.
                 samples, tokens = len(batch), batch.tokens
-                part.padded += batch.padded
-                part.shapes[samples, batch.padded // samples] += 1
+                part.count(batch)
             position.batches += 1
             part.batches += 1
-            part.samples += samples
-            part.tokens += tokens
             part.seconds = before_s + perf_counter() - begin
             self.watcher.advance(samples=samples, tokens=tokens)
             if self.saves is not None and self.updates and self.saves.after_batch(self.pipe, position):
