@@ -7,7 +7,7 @@ it takes from then on counts, the page cache of its files included (cgroup.py; r
 
 1. *Deepest*: the most blocks with which two batches are learnt from, by doubling and bisection; a process that the
    kernel ends is a no. Of offloaded layers two depths are tried: four times that of BP with every block computed
-   again, and one beyond.
+   again, and one beyond. Where a batch is large next to a block's weights, the limit is twice as large.
 2. *Larger*: blocks of width 512 whose weights and optimizer states are 8 times the limit. The offloaded training within
    the limit and the same one in memory, without a limit, take turns at each batch; large batches first, then smaller
    ones. After 50 batches all weights and optimizer states have to be equal bit for bit.
@@ -24,7 +24,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -43,8 +43,13 @@ Found: TypeAlias = dict[str, Any]
 """Figures, as they stand in the JSON."""
 
 FORMS = ("BP", "BP, recomputed", "AL", "AL offloaded")
-SIZES = {"width 128, 768 tokens (charlm cpu)": (128, 12 * LENGTH, 256), "width 512, 2,048 tokens": (512, 2048, 64)}
-"""Of the blocks whose depth is looked for: width, tokens, and how many offloaded ones are tried at most."""
+SIZES = {
+    "width 128, 768 tokens (charlm cpu)": (128, 12 * LENGTH, 256, 1),
+    "width 512, 2,048 tokens": (512, 2048, 64, 1),
+    "width 32, 49,152 tokens": (32, 768 * LENGTH, 256, 2),
+}
+"""Of blocks whose depth is looked for: width, tokens, how many offloaded ones are tried at most, and how many times the
+limit they have."""
 
 WIDTH, TIMES = 512, 8
 """Of the larger network: of its blocks, and how many times the limit it has."""
@@ -85,7 +90,7 @@ class Bench:
         self.tokens: tuple[int, ...] = (2048, 512, 128)
         if options.quick:
             self.limit, self.width, self.batches = 64 * MIB, 128, 8
-            self.sizes = {"width 128, 128 tokens": (128, 128, 96)}
+            self.sizes = {"width 128, 128 tokens": (128, 128, 96, 1)}
             self.tokens, options.turns = (512, 128), 2
         self.found: Found = {}
         self.asked = {"limit": self.limit, "threads": options.threads, "width": self.width, "batches": self.batches}
@@ -125,33 +130,22 @@ class Bench:
     def depths(self) -> Found:
         """Of each size and form, the deepest that trains."""
         found: Found = {}
-        for what, (width, tokens, most) in self.sizes.items():
-            rows = found[what] = {"width": width, "tokens": tokens}
+        for what, (width, tokens, most, limits) in self.sizes.items():
+            limit = limits * self.limit
+            rows = found[what] = {"width": width, "tokens": tokens, "limits": limits}
             for form in FORMS:
                 made = replace(self.training(form, width, 1, tokens), threads=1)  # which take no memory
                 if form == "AL offloaded":
                     first = 4 * max(1, rows["BP, recomputed"]["depth"])
-                    tries = [self.trains(replace(made, depth=depth)) for depth in sorted({first, max(first, most)})]
+                    tries = [trains(replace(made, depth=depth), limit) for depth in sorted({first, max(first, most)})]
                 else:
                     # From half of what would fit without any activations.
-                    first = max(1, self.limit // (2 * bytes_of_layers(replace(made, form="AL", depth=2))[1] * 4 // 3))
-                    tries = list(searched(self.trains, made, first))
+                    first = max(1, limit // (2 * bytes_of_layers(replace(made, form="AL", depth=2))[1] * 4 // 3))
+                    tries = list(searched(made, limit, first))
                 depth = max((one["depth"] for one in tries if one["trains"]), default=0)
                 rows[form] = {"depth": depth, "tries": tries}
                 print(f"{what}, {form}: {depth} blocks", flush=True)
         return found
-
-    def trains(self, training: Training) -> Found:
-        """Whether it learns from two batches within the limit."""
-        with MemoryGroup(self.limit) as group:
-            try:
-                with Trainer(training, group) as trainer:
-                    seconds = trainer.do("train", 2, training.tokens, timeout_s=PATIENCE_S)
-                    sizes = trainer.do("sizes")
-                    return {"depth": training.depth, "trains": True, "seconds": seconds[-1], **sizes}
-            except (EndedError, TimeoutError) as error:
-                why = f"{type(error).__name__}: {error}; out of memory {group.kills()} times"
-                return {"depth": training.depth, "trains": False, "why": why}
 
     def larger(self) -> Found:
         """Parts 2 and 3."""
@@ -217,11 +211,24 @@ def batch_sizes(sizes: Sequence[int], turns: int, batches: int) -> Iterator[int]
     yield from (row + [sizes[-1]] * batches)[:batches]
 
 
-def searched(trains: Callable[[Training], Found], training: Training, first: int) -> Iterator[Found]:
+def trains(training: Training, limit: int) -> Found:
+    """Whether it learns from two batches within a limit."""
+    with MemoryGroup(limit) as group:
+        try:
+            with Trainer(training, group) as trainer:
+                seconds = trainer.do("train", 2, training.tokens, timeout_s=PATIENCE_S)
+                sizes = trainer.do("sizes")
+                return {"depth": training.depth, "trains": True, "seconds": seconds[-1], **sizes}
+        except (EndedError, TimeoutError) as error:
+            why = f"{type(error).__name__}: {error}; out of memory {group.kills()} times"
+            return {"depth": training.depth, "trains": False, "why": why}
+
+
+def searched(training: Training, limit: int, first: int) -> Iterator[Found]:
     """Tries, by doubling and bisection, one of which is of the deepest that trains."""
     low, high, depth = 0, 0, first
     while not high or high - low > 1:
-        one = trains(replace(training, depth=depth))
+        one = trains(replace(training, depth=depth), limit)
         yield one
         low, high = (depth, high) if one["trains"] else (low, depth)
         depth = (low + high) // 2 if high else 2 * low
@@ -287,9 +294,11 @@ def show(found: Found) -> None:
             last = next((each for each in one["tries"] if each["depth"] == one["depth"] and each["trains"]), None)
             more = "" if any(not each["trains"] for each in one["tries"]) else " or more"
             own = None if last is None else (last["weights"] + last["optimizer"]) / MIB
-            rows.append([what, form, f"{one['depth']}{more}", f"{one['depth'] / base:.1f} ×" if base else None, own])
-    heads = ["blocks", "form", "deepest", "over BP, recomputed", "its weights and optimizer states, MiB"]
-    print_table("deepest network that trains within M", heads, rows)
+            limit = forms["limits"] * asked["limit"] / MIB
+            over = f"{one['depth'] / base:.1f} ×" if base else None
+            rows.append([what, f"{limit:.0f}", form, f"{one['depth']}{more}", over, own])
+    heads = ["blocks", "within, MiB", "form", "deepest", "over BP, recomputed", "its weights and optimizer states, MiB"]
+    print_table("deepest network that trains within a limit", heads, rows)
     times = {
         tokens: [one for one in larger["took"][2:] if one["tokens"] == tokens]
         for tokens in dict.fromkeys(one["tokens"] for one in larger["took"])
