@@ -12,31 +12,46 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
-LINK = re.compile(r"!?\[([^\]]*)\]\(\.\./([^)#\s]+)\)")
+LINK = re.compile(r"!?\[([^\]]*)\]\(((?:\.\./)+)([^)#\s]+)\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the files that pages link to."""
     from mkdocs.structure.files import File
 
-    pages = Path(config.docs_dir).glob("*.md")
-    linked = {match[2] for page in pages for match in LINK.finditer(page.read_text(encoding="utf-8"))}
+    linked = set()
+    for page in files.documentation_pages():
+        found = LINK.finditer(page.content_string)
+        linked |= {match[3] for match in found if _leaves_docs(match, page.src_uri)}
     for path in sorted(linked):
         if (ROOT / path).is_file():
             files.append(File.generated(config, _in_site(path), abs_src_path=str(ROOT / path)))
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Lets links lead to the copies of :func:`on_files`."""
+    return linked_in_the_site(markdown, page.file.src_uri)
+
+
+def linked_in_the_site(markdown: str, page: str) -> str:
+    """A page whose links to files outside ``docs/`` lead to copies; ``page`` is its path in ``docs/``."""
 
     def led(match: re.Match[str]) -> str:
-        text, path = match[1], match[2]
-        return match[0].replace(f"../{path}", _in_site(path)) if (ROOT / path).is_file() else text
+        if not _leaves_docs(match, page):
+            return match[0]
+        text, up, path = match.groups()
+        in_site = up.removeprefix("../") + _in_site(path)
+        return match[0].replace(up + path, in_site) if (ROOT / path).is_file() else text
 
     return LINK.sub(led, markdown)
+
+
+def _leaves_docs(link: re.Match[str], page: str) -> bool:
+    return link[2].count("../") > page.count("/")
 
 
 def _in_site(path: str) -> str:

@@ -16,11 +16,20 @@ import torchvision
 from pipeal.cli.main import command
 from pipeal.config import LanguageConfig, TextConfig, VisionConfig
 
-PAGES = sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+
+
+def examples(page: str) -> list[str]:
+    """A page's programs: a block that does not begin with an import goes on with the one before."""
+    blocks = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    return re.split(r"\0(?=(?:import|from) )", "\0".join(blocks)) if blocks else []
+
+
 EXAMPLES = [
-    (page.name, number, example)
+    (page.relative_to(DOCS).as_posix(), number, example.replace("\0", "\n"))
     for page in PAGES
-    for number, example in enumerate(re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), flags=re.DOTALL))
+    for number, example in enumerate(examples(page.read_text("utf-8")))
 ]
 README = Path(__file__).parents[1] / "README.md"
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)

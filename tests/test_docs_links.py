@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from docs_sources import on_page_markdown
+from docs_sources import linked_in_the_site
 
 ROOT = Path(__file__).parents[1]
-DOCS = sorted((ROOT / "docs").glob("*.md"))
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
 
 
@@ -38,7 +38,7 @@ def anchors(page: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_every_link_leads_somewhere(page: Path) -> None:
     dead = []
     for link in links(page):
@@ -56,18 +56,39 @@ def test_links_and_anchors_are_found() -> None:
     assert "nowhere" not in anchors(ROOT / "docs" / "coming-from.md")
 
 
+def named() -> set[str]:
+    """The pages as links from the index and ``mkdocs.yml`` name them."""
+    return {page.relative_to(ROOT / "docs").as_posix() for page in DOCS}
+
+
 def test_the_index_links_every_page_once() -> None:
     index = ROOT / "docs" / "index.md"
-    assert Counter(links(index)) == Counter(page.name for page in DOCS if page != index)
+    assert Counter(links(index)) == Counter(named() - {"index.md"})
 
 
 def test_the_site_has_every_page() -> None:
     nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
     listed = [page for one in nav for page in (next(iter(one.values())) if isinstance(one, dict) else [one])]
-    assert Counter(listed) == Counter(page.name for page in DOCS)
+    assert Counter(listed) == Counter(named())
 
 
-def test_in_the_site_links_to_files_lead_to_copies_and_those_to_folders_are_text() -> None:
-    page = "[a](../cvmain.py) [b](../configs) [c](feed.md#the-feed) [d](../CHANGELOG.md) ![e](../cvmain.py)"
-    site = "[a](source/cvmain.py) b [c](feed.md#the-feed) [d](source/CHANGELOG.md.txt) ![e](source/cvmain.py)"
-    assert on_page_markdown(page) == site
+@pytest.mark.parametrize(
+    ("page", "text", "site"),
+    [
+        (
+            "python.md",
+            "[a](../cvmain.py) [b](../configs) [c](feed.md#the-feed) [d](../CHANGELOG.md) ![e](../cvmain.py)",
+            "[a](source/cvmain.py) b [c](feed.md#the-feed) [d](source/CHANGELOG.md.txt) ![e](source/cvmain.py)",
+        ),
+        (
+            "how-to/resume.md",
+            "[a](../../cvmain.py) [b](../../configs) [c](../feed.md#the-feed) [d](batches.md) ![e](../img/packets.svg)",
+            "[a](../source/cvmain.py) b [c](../feed.md#the-feed) [d](batches.md) ![e](../img/packets.svg)",
+        ),
+    ],
+    ids=["page", "page in a folder"],
+)
+def test_in_the_site_links_to_files_lead_to_copies_and_those_to_folders_are_text(
+    page: str, text: str, site: str
+) -> None:
+    assert linked_in_the_site(text, page) == site
