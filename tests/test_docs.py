@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pkgutil
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -13,6 +14,7 @@ import pytest
 import torch
 import torchvision
 
+from pipeal.cli import text, vision
 from pipeal.cli.main import command
 from pipeal.config import LanguageConfig, TextConfig, VisionConfig
 
@@ -82,17 +84,47 @@ def is_real_and_trained(names: Mapping[str, Any]) -> None:
     assert not any(parameter.is_meta for parameter in names["package"].parameters())
 
 
+def is_the_same(names: Mapping[str, Any]) -> None:
+    assert names["same"]
+    assert len(names["one"]) == len(names["three"]) > 0
+
+
+def has_learned_and_left(names: Mapping[str, Any]) -> None:
+    images, labels = names["held_out"][0]
+    exported = torch.export.load("net.pt2").module()(images)
+    assert (exported.argmax(1) == labels).float().mean() > 0.5  # of four classes
+    assert names["pipe"].next_batch == 7 * len(names["train"])  # six epochs before it was saved, one after
+
+
+def is_drawn(names: Mapping[str, Any]) -> None:
+    assert Path("timeline.png").read_bytes().startswith(b"\x89PNG")
+    assert {span.batch for span in names["pipe"].spans()} == set(range(2, 10))
+
+
 CHECKS: Mapping[tuple[str, int], Callable[[Mapping[str, Any]], None]] = {
     ("python.md", 0): is_trained_and_saved,
     ("python.md", 1): is_converted_and_exported,
-    ("python.md", 2): leaves_at_exits,
+    ("concepts.md", 0): is_the_same,
+    ("how-to/early-exits.md", 0): leaves_at_exits,
+    ("tutorials/own-model.md", 0): has_learned_and_left,
+    ("tutorials/timeline.md", 0): is_drawn,
     ("feed.md", 0): stood_at_the_last_batch,
     ("larger-than-memory.md", 1): is_real_and_trained,
 }
 """What is true after an example, beside that it ran."""
 
 
-@pytest.mark.parametrize(("page", "number", "example"), EXAMPLES, ids=[f"{page}-{n}" for page, n, _ in EXAMPLES])
+SLOW = {"tutorials/own-model.md"}
+"""Pages that train for seconds."""
+
+
+@pytest.mark.parametrize(
+    ("page", "number", "example"),
+    [
+        pytest.param(*example, id=f"{example[0]}-{example[1]}", marks=[pytest.mark.slow] if example[0] in SLOW else [])
+        for example in EXAMPLES
+    ],
+)
 def test_an_example_runs(page: str, number: int, example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "example"}
@@ -106,11 +138,32 @@ def test_there_are_examples_and_names() -> None:
     assert {(page, number) for page, number, _ in EXAMPLES} >= CHECKS.keys()
     assert len(OPTIONS) >= 20
     assert len(NAMES) >= 60
+    assert len(TRAINING) >= 25
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_is_there(name: str) -> None:
     pkgutil.resolve_name(name)
+
+
+def commands_of(page: str) -> list[str]:
+    """The commands that train, each on one line."""
+    blocks = "\n".join(block for language, block in FENCED.findall(page) if not language).replace("\\\n", " ")
+    return re.findall(r"^python (?:nlpmain|cvmain)\.py .*?(?=$|  +#|; do$)", blocks, flags=re.MULTILINE)
+
+
+TRAINING = sorted({" ".join(line.split()) for page in PAGES for line in commands_of(page.read_text("utf-8"))})
+
+
+@pytest.mark.parametrize("line", TRAINING)
+def test_a_command_that_trains_is_accepted(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its options and keys, with their values, become a configuration; nothing is trained."""
+    asked: list[Any] = []
+    monkeypatch.setattr("pipeal.run.train.carry_out", lambda _, config, *given, **named: asked.append(config))
+    monkeypatch.chdir(DOCS.parent)
+    _, program, *arguments = shlex.split(line)
+    {"nlpmain.py": text, "cvmain.py": vision}[program].command.main(arguments, standalone_mode=False)
+    assert len(asked) == 1
 
 
 def subcommands(one: click.Command) -> list[click.Command]:
