@@ -22,8 +22,24 @@ _few = click.IntRange(min=1, max=2_000)
 @click.option("--devices", default="8", help="How many, or how many of each kind: a100*4,cpu*2.")
 @click.option("--device-speed", default="1", help="How many times as fast as measured: one number, or one per device.")
 @click.option("--memory", metavar="GIB", help="Of a device: one number, or one per device.  [default: enough]")
-@click.option("--link", type=float, metavar="GB/S", help="Between devices.  [default: takes no time]")
-@click.option("--latency", type=float, default=0.0, metavar="US", help="Of a message over a link, in microseconds.")
+@click.option(
+    "--link",
+    metavar="GB/S",
+    help="Between devices: one number, or one from each device to the next.  [default: takes no time]",
+)
+@click.option(
+    "--latency",
+    default="0",
+    metavar="US",
+    help="Of a message over a link, in microseconds: likewise one number or all.",
+)
+@click.option(
+    "--jitter",
+    type=click.FloatRange(0, 10),
+    default=0.0,
+    metavar="SHARE",
+    help="Of the steps: their standard deviation over their mean.",
+)
 @click.option(
     "--replicas",
     type=_count,
@@ -39,7 +55,12 @@ _few = click.IntRange(min=1, max=2_000)
 @click.option(
     "--micro-batches", type=_few, help="Into which pipelined backpropagation cuts a batch.  [default: what is best]"
 )
-@click.option("--queue-depth", type=_count, help="Packets that may wait before a stage.  [default: as configured]")
+@click.option(
+    "--queue-depth",
+    type=click.IntRange(min=0, max=10**9),
+    help="Packets that may wait before a stage; 0: as many as its link needs, as in `pipeal line`.  "
+    "[default: as configured]",
+)
 @click.option(
     "--within-stage", type=click.Choice(get_args(WithinStage)), help="Order of layers.  [default: as configured]"
 )

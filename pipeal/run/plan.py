@@ -57,7 +57,8 @@ def plan(
         wanted = Wanted(dataset, model or "transformer", preset, data_root, overrides, given["share_cores"])
         costs, configured = measure_model(wanted, micro_batches)
         for key in ("queue_depth", "within_stage"):
-            given[key] = given[key] or getattr(configured.engine, key)
+            if given[key] is None:
+                given[key] = getattr(configured.engine, key)
         folder.mkdir(parents=True, exist_ok=True)
         save_costs(costs, folder / "costs.json")
         by_kind = {costs.kind: costs}

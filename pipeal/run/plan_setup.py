@@ -37,13 +37,21 @@ def setup_of(by_kind: Mapping[str, Costs], given: Mapping[str, Any]) -> Setup:
             f"--stage-replicas: {given['stage_replicas']} of {len(devices)} devices are too many to search; expected "
             f"at most {_MOST_GROUPS // len(devices)} with so many devices"
         )
+    links = _links_of(given["link"], given["latency"], len(devices) - 1)
+    differ = len(set(links)) > 1
+    if differ and (given["replicas"] > 1 or len(set(devices)) > 1):
+        raise ConfigError(
+            "--link, --latency: one for each link is for one pipeline of devices that are all alike; name one number"
+        )
     return Setup(
         tuple(devices),
-        _link_of(given["link"], given["latency"]),
+        Link(min(one.bytes_per_s for one in links), max(one.latency_s for one in links)),
+        links=tuple(links) if differ else (),
         replicas=given["replicas"],
         stage_replicas=given["stage_replicas"],
         batches=given["batches"],
-        queue_depth=given["queue_depth"] or DEFAULTS.queue_depth,
+        queue_depth=DEFAULTS.queue_depth if given["queue_depth"] is None else given["queue_depth"],
+        jitter=given["jitter"],
         within_stage=given["within_stage"],
         contention=contention,
     )
@@ -63,12 +71,16 @@ def check_numbers(given: Mapping[str, Any]) -> None:
     setup_of({"any": Costs("any", (LayerCost(0.0, 0.0),))}, {**given, "share_cores": False}).share()
 
 
-def _link_of(gigabytes_per_s: float | None, latency_us: float) -> Link:
-    if gigabytes_per_s is not None and not 0 < gigabytes_per_s < float("inf"):
-        raise ConfigError(f"--link: found {gigabytes_per_s:g}, expected GB/s, a number above 0")
-    if not 0 <= latency_us < 1e9:
-        raise ConfigError(f"--latency: found {latency_us:g}, expected microseconds, at least 0")
-    return Link(float("inf") if gigabytes_per_s is None else 1e9 * gigabytes_per_s, latency_us / 1e6)
+def _links_of(gigabytes_per_s: str | None, latencies_us: str, count: int) -> list[Link]:
+    """From each device to the next; of one device alone one, which nothing is sent over."""
+    count = max(1, count)
+    rates = [float("inf")] * count
+    if gigabytes_per_s is not None:
+        found = _numbers("--link", gigabytes_per_s, count, "GB/s, one number above 0", "links")
+        rates = [1e9 * one for one in found]
+    expected = "microseconds, one number of at least 0"
+    latencies = _numbers("--latency", latencies_us, count, expected, "links", lowest=0)
+    return [Link(rate, latency_us / 1e6) for rate, latency_us in zip(rates, latencies, strict=True)]
 
 
 def devices_of(text: str, speeds: str, memory: str | None, kinds: Sequence[str]) -> list[PlannedDevice]:
@@ -99,11 +111,18 @@ def devices_of(text: str, speeds: str, memory: str | None, kinds: Sequence[str])
     ]
 
 
-def _numbers(option: str, text: str, count: int) -> list[float]:
+def _numbers(
+    option: str,
+    text: str,
+    count: int,
+    expected: str = "one number above 0",
+    of: str = "devices",
+    lowest: float = 1e-300,
+) -> list[float]:
     try:
         found = [float(part) for part in text.split(",")]
     except ValueError:
         found = []
-    if len(found) not in (1, count) or not all(0 < number < 1e9 for number in found):
-        raise ConfigError(f"{option}: found {text!r}, expected one number above 0, or one for each of {count} devices")
+    if len(found) not in (1, count) or not all(lowest <= number < 1e9 for number in found):
+        raise ConfigError(f"{option}: found {text!r}, expected {expected}, or one for each of {count} {of}")
     return found * count if len(found) == 1 else found

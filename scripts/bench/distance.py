@@ -10,7 +10,8 @@ all that is there.
 
 pipeal updates after each packet; backpropagation after eight, in its best number of micro-batches, as does data
 parallel; local SGD averages after 100 packets of each rank. Stages have 4 MB of weights each. Beside each row stands
-what its schedule would take if nothing but steps, delays and rates took time.
+what its schedule would take if nothing but steps, delays and rates took time, and beside pipelines what ``pipeal plan``
+says of such devices and links.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -32,6 +33,11 @@ from distance_ranks import FLOATS, be_rank
 from long_line import Line, LinkKind, NoLineError, Passed, Started, check, long_line, started
 
 from pipeal.engine.distributed import Launch
+from pipeal.engine.schedule import SCHEDULES
+from pipeal.planning.pure.forecast import RIVALS, forecast
+from pipeal.planning.pure.hardware import Link, PlannedDevice, Setup
+from pipeal.planning.pure.layer_cost import LayerCost
+from pipeal.planning.pure.layout import best_layout
 from pipeal.reporting.environment import environment
 from pipeal.reporting.recorders import write_json
 from pipeal.reporting.tables import Cell, print_table
@@ -359,10 +365,44 @@ def middle(rows: Iterable[Row]) -> list[tuple[Row, list[float]]]:
     return sorted(found, key=lambda one: (METHODS.index(one[0].method), -one[0].mbit_s, one[0].delay_ms))
 
 
+def planned_ms(row: Row) -> float | None:
+    """What ``pipeal plan`` says of a pipeline of four stages: milliseconds per packet.
+
+    Of uneven steps it knows how much they vary, not which they were.
+    """
+    ours = row.method in OURS
+    if not ours and row.method not in ("gpipe", "1f1b"):
+        return None
+    parts, packets = (1, 1) if row.parts is None else (row.parts, PACKETS)
+    share = packets / parts
+    layer = LayerCost(share * STEP[0], share * STEP[1], out_bytes=int(share * PACKET_BYTES))
+    kind = LinkKind(row.delay_ms / 1e3, 1e6 * row.mbit_s)
+    near = Setup(
+        (PlannedDevice(),) * STAGES, jitter=0.5 if "CV" in row.method else 0.0, batches=RUNS[-1], queue_depth=0
+    )
+    far = replace(near, link=Link(layer.out_bytes / kind.payload_s(layer.out_bytes), kind.delay_s))
+    costs = {"cpu": (layer,) * STAGES}
+    schedule = SCHEDULES["pipelined"] if ours else RIVALS[f"BP {row.method}"](parts)
+    return 1e3 * forecast(row.method, schedule, costs, far, best_layout(costs, near)).batch_s / packets
+
+
 def print_rows(rows: Iterable[Row]) -> None:
     """The table."""
     heads = ["method", "Mbit/s", "ms one way", "ms per packet", "of the turns", "ideal", "of it", "with the rate"]
-    heads += ["of it", "of steps as slept", "cold", "samples/s", "busy", "KB", "KB back", "windows", "parts", "open s"]
+    heads += [
+        "of it",
+        "of steps as slept",
+        "pipeal plan",
+        "off by",
+        "cold",
+        "samples/s",
+        "busy",
+        "KB",
+        "KB back",
+        "windows",
+        "parts",
+        "open s",
+    ]
 
     def share(part: float | None) -> Cell:
         return None if part is None else f"{100 * part:.1f} %"
@@ -383,6 +423,8 @@ def print_rows(rows: Iterable[Row]) -> None:
                 row.bound_ms,
                 share(row.bound_ms / row.packet_ms),
                 share(row.slept),
+                (planned := planned_ms(row)),
+                None if planned is None else f"{planned / row.packet_ms - 1:+.1%}",
                 share(row.cold),
                 round(1e3 * SAMPLES / row.packet_ms),
                 share(row.busy),

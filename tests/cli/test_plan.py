@@ -17,6 +17,7 @@ from pipeal.core.options import EngineOptions
 from pipeal.engine.pipeline import Pipeline
 from pipeal.planning.measure.layers import measure_in_turns
 from pipeal.planning.pure.layer_cost import Costs, LayerCost, load_costs, save_costs
+from pipeal.planning.pure.simulate import log_normal_factors
 from tests.cli.running import run_command, told_one_line
 
 MIB = 2**20
@@ -91,6 +92,31 @@ def test_kinds_speeds_memory_links_and_replicas(tmp_path: Path, capsys: pytest.C
     assert "run has batches 2 times as large" in out  # it was once left unsaid that a run shares each batch
     tight, _ = planned(capsys, tmp_path, *one, "--devices", "4", "--memory", "0.05")
     assert tight["AL pipelined"]["gain"] == pytest.approx(4, rel=0.01)
+
+
+def test_a_line_of_far_machines_is_forecast_with_its_links_and_its_jitter(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A queue of two packets let each link of 50 ms be paid every second batch; a line has what its links need."""
+    save_costs(Costs("cpu", (LayerCost(0.005, 0.010, out_bytes=250_000),) * 4), tmp_path / "c.json")
+    asked = "--costs", str(tmp_path / "c.json"), "--devices", "4", "--batches", "400"
+    far = "--latency", "0,50000,100000"
+    held, _ = planned(capsys, tmp_path, *asked, *far)
+    line, _ = planned(capsys, tmp_path, *asked, *far, "--queue-depth", "0")
+    assert held["AL pipelined"]["batch_s"] > 0.045
+    assert line["AL pipelined"]["batch_s"] == pytest.approx((3 * 0.005 + 0.150 + 400 * 0.015) / 400)
+    slow, _ = planned(capsys, tmp_path, *asked, "--link", "1,0.01,1", "--queue-depth", "0")
+    assert slow["AL pipelined"]["batch_s"] == pytest.approx(0.025, rel=0.02)  # 250 KB over 10 MB/s
+    uneven, _ = planned(capsys, tmp_path, *asked, *far, "--queue-depth", "0", "--jitter", "0.5")
+    rows = log_normal_factors(4, 400, 0.5)
+    come = [0.0] * 400
+    for stage, row in enumerate(rows):
+        free = 0.0
+        for batch, factor in enumerate(row):
+            sent = max(free, come[batch]) + 0.005 * factor
+            free = sent + 0.010 * factor
+            come[batch] = sent + (0.0, 0.050, 0.100, 0.0)[stage]
+    assert uneven["AL pipelined"]["batch_s"] == pytest.approx(free / 400)
 
 
 def test_replicas_average_gradients_as_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -324,9 +350,16 @@ def test_a_model_of_one_layer_shares_no_cores_and_is_told_before_it_is_measured(
         (["--device-speed", "fast"], "found 'fast'"),
         (["--memory", "nan"], "--memory: found 'nan'"),
         (["--costs", "c.json", "--memory", "0.001"], "no layout fits"),
-        (["--link", "-1"], "--link: found -1"),
-        (["--link", "nan"], "--link: found nan"),
-        (["--latency", "-1"], "--latency"),
+        (["--link", "-1"], "--link: found '-1'"),
+        (["--link", "nan"], "--link: found 'nan'"),
+        (
+            ["--link", "1,2", "--devices", "4"],
+            "--link: found '1,2', expected GB/s, one number above 0, or one for each of 3",
+        ),
+        (["--link", "1,2", "--devices", "3", "--device-speed", "1,1,2"], "devices that are all alike"),
+        (["--latency", "1,2", "--devices", "6", "--replicas", "2"], "--latency: found '1,2', expected microseconds"),
+        (["--jitter", "-1"], "--jitter"),
+        (["--latency", "-1"], "--latency: found '-1', expected microseconds, one number of at least 0"),
         (["--costs", "c.json", "--share-cores"], "say nothing of stages that share cores"),
         (["--costs", "one.json", "--layers", "3"], "expected one with a layer to repeat"),
         (["--batches", "0"], "--batches"),

@@ -20,11 +20,14 @@ from pipeal.planning.pure.candidates import Searches, layouts
 from pipeal.planning.pure.hardware import Contention, Link, Setup
 from pipeal.planning.pure.layer_cost import CostsByKind
 from pipeal.planning.pure.layout import Layout
-from pipeal.planning.pure.simulate import Hop, Simulation, simulate
+from pipeal.planning.pure.simulate import Hop, Simulation, log_normal_factors, simulate
 from pipeal.planning.pure.stage_cost import Averaging, LayerSums
 
 _UNTIL_STEADY = 64
 """So many batches of a schedule without joins are simulated; from there on the pace is that of the last of them."""
+
+_WITH_JITTER = 400
+"""So many of any schedule where steps vary, or fewer of very many stages."""
 
 RIVALS: dict[str, Callable[[int], BackpropSchedule]] = {
     "BP naive": lambda _: naive(),
@@ -135,7 +138,8 @@ def forecast(
     """
     if layout is None:
         return _best(method, schedule, costs, setup, Model(costs))
-    micro, queue_depth, waiting = 1, setup.queue_depth, setup.queue_depth
+    micro, waiting = 1, setup.queue_depth
+    queue_depth = setup.queue_depth or setup.batches
     if isinstance(schedule, BackpropSchedule):  # all of a batch may be on its way, and none is charged for waiting
         micro, queue_depth, waiting = schedule.micro_batches, schedule.micro_batches, 0
     sums = {kind: LayerSums(row, by_layer=schedule.by_layer) for kind, row in costs.items()}
@@ -143,7 +147,7 @@ def forecast(
     durations = [
         sums[stage.device.kind].durations(stage.layers, stage.group(), setup, averaging) for stage in layout.stages
     ]
-    hops = _hops(costs, setup.link, layout)
+    hops = _hops(costs, setup, layout)
     contention = _contention(setup)
 
     def run(batches: int) -> Simulation:
@@ -155,9 +159,10 @@ def forecast(
             hops=hops,
             contention=contention,
             at_work=[len(stage.devices) for stage in layout.stages],
+            factors=log_normal_factors(len(durations), batches * micro, setup.jitter) if setup.jitter else None,
         )
 
-    simulated, seen, pace_s = _steady(schedule, setup, run)
+    simulated, seen, pace_s = _steady(schedule, setup, len(durations), run)
     seconds = seen.makespan_s + (setup.batches - simulated) * pace_s
     in_all = seen.makespan_s / simulated * setup.batches / seconds if seconds else 0.0
     memory = [
@@ -175,22 +180,31 @@ def forecast(
     )
 
 
-def _hops(costs: CostsByKind, link: Link, layout: Layout) -> list[Hop] | None:
+def _hops(costs: CostsByKind, setup: Setup, layout: Layout) -> list[Hop] | None:
     """The links behind the stages; None where they take no time."""
-    if link == Link():
+    if setup.link == Link():
         return None
-    sent = [costs[stage.device.kind][stage.layers.stop - 1].mean_out_bytes for stage in layout.stages[:-1]]
-    return [Hop(count / link.bytes_per_s, link.latency_s) for count in sent]
+    hops = []
+    for stage in layout.stages[:-1]:
+        link = setup.link_after(max(stage.devices))
+        count = costs[stage.device.kind][stage.layers.stop - 1].mean_out_bytes
+        hops.append(Hop(count / link.bytes_per_s, link.latency_s))
+    return hops
 
 
 def _steady(
-    schedule: Schedule | BackpropSchedule, setup: Setup, run: Callable[[int], Simulation]
+    schedule: Schedule | BackpropSchedule, setup: Setup, stages: int, run: Callable[[int], Simulation]
 ) -> tuple[int, Simulation, float]:
     """How many batches were simulated, what came of it, and what each further batch takes.
 
     Where nothing is left of a batch when the next one begins, each takes what the first takes. If some stage still has
     an update to do then, a few take what all take; without joins it takes some until the slowest part sets the pace.
+    Where steps vary, many are simulated whatever the schedule.
     """
+    if setup.jitter:
+        count = min(setup.batches, max(8, min(_WITH_JITTER, 50_000 // stages)))
+        seen = run(count)
+        return count, seen, seen.makespan_s / count if schedule.joins else _pace(count, seen, setup, run)
     count = 1 if schedule.joins else min(setup.batches, _UNTIL_STEADY)
     seen = run(count)
     if isinstance(schedule, BackpropSchedule) and seen.ended[0] < seen.makespan_s:
@@ -198,8 +212,13 @@ def _steady(
         seen = run(count)
     if not 1 < count < setup.batches:
         return count, seen, seen.makespan_s
-    fewer = count - _a_part(count, setup.queue_depth)
-    return count, seen, (seen.makespan_s - run(fewer).makespan_s) / (count - fewer)
+    return count, seen, _pace(count, seen, setup, run)
+
+
+def _pace(count: int, seen: Simulation, setup: Setup, run: Callable[[int], Simulation]) -> float:
+    """What each of the last batches takes."""
+    fewer = count - _a_part(count, setup.queue_depth or 1)
+    return (seen.makespan_s - run(fewer).makespan_s) / (count - fewer)
 
 
 def _best(

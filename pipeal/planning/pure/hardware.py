@@ -78,7 +78,7 @@ class Setup:
 
     Attributes:
         devices: All of them.
-        link: Between any two.
+        link: Between any two; the worst of them, where ``links`` says more.
         replicas: How many pipelines train together, each on batches of its own and on an equal share of the devices.
         stage_replicas: On how many devices one stage may be, which then share each batch.
         batches: How long the run is, in batches of each replica.
@@ -87,6 +87,9 @@ class Setup:
         within_stage: The order of a stage's layers; None for each schedule's own (:mod:`pipeal.engine.schedule`).
         contention: How much stages slow each other, their replicas included, that share the cores of one machine; None
             for devices of their own.
+        links: From each device to the next, where they differ; devices are all alike then.
+        jitter: How much steps vary: standard deviation over mean, of log-normal times, forward and backward of a batch
+            by the same factor.
     """
 
     devices: tuple[PlannedDevice, ...]
@@ -97,6 +100,12 @@ class Setup:
     queue_depth: int = 2
     within_stage: WithinStage | None = None
     contention: Contention | None = None
+    links: tuple[Link, ...] = ()
+    jitter: float = 0.0
+
+    def link_after(self, device: int) -> Link:
+        """What leads from a device to the next one."""
+        return self.links[device] if self.links else self.link
 
     def share(self) -> list[PlannedDevice]:
         """The devices of one replica.

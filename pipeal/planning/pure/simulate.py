@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from functools import cache
 from heapq import heappop, heappush
 from itertools import count
-from math import inf
+from math import exp, inf, log1p, sqrt
+from random import Random
 from typing import Protocol
 
 from pipeal.engine.schedule import Action, Task
@@ -88,6 +89,7 @@ def simulate(
     hops: Sequence[Hop] | None = None,
     contention: Contention | None = None,
     at_work: Sequence[int] | None = None,
+    factors: Sequence[Sequence[float]] | None = None,
 ) -> Simulation:
     """Runs a schedule on a clock that is only counted.
 
@@ -100,6 +102,7 @@ def simulate(
         hops: The link behind each stage but the last; None for packets that are there at once.
         contention: How much stages slow each other that share cores; None for stages with a device each.
         at_work: For the contention, how many cores each stage works on at once; None for one each.
+        factors: For each stage and batch, of how many times its cost each task takes; None for once.
 
     >>> from pipeal.engine.schedule import SCHEDULES
     >>> stage = {Action.FORWARD: 1.0, Action.BACKWARD: 2.0, Action.UPDATE: 0.0}
@@ -112,7 +115,21 @@ def simulate(
     61.0
     """
     pace_of = cache(contention or (lambda _: 1.0))
-    return _Clock(schedule, costs, batches, queue_depth, hops, pace_of, at_work or [1] * len(costs)).run()
+    return _Clock(schedule, costs, batches, queue_depth, hops, pace_of, at_work or [1] * len(costs), factors).run()
+
+
+def log_normal_factors(stages: int, batches: int, variation: float, seed: int = 0) -> list[list[float]]:
+    """For each stage and batch, how many times the mean its tasks take: log-normal, of mean 1.
+
+    Args:
+        stages: How many.
+        batches: Of each.
+        variation: The standard deviation of the factors.
+        seed: Of the draw.
+    """
+    variance = log1p(variation * variation)
+    own = (Random(f"{seed} {stage}") for stage in range(stages))  # fewer batches have the same first ones
+    return [[exp(random.gauss(-variance / 2, sqrt(variance))) for _ in range(batches)] for random in own]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +155,7 @@ class _Clock:
     hops: Sequence[Hop] | None
     pace_of: Contention
     at_work: Sequence[int]
+    factors: Sequence[Sequence[float]] | None
 
     def __post_init__(self) -> None:
         self.stages = len(self.costs)
@@ -222,6 +240,8 @@ class _Clock:
 
     def begin(self, task: Task) -> None:
         stage, seconds = task.stage, self.costs[task.stage][task.action]
+        if self.factors is not None:
+            seconds *= self.factors[stage][task.batch]
         self.begun[stage] = self.now
         self.crowd += self.at_work[stage]
         heappush(self.working, (self.work + seconds, next(self.turn), task))

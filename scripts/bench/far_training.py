@@ -1,0 +1,152 @@
+"""A real line of four stages over long links: batches per second and bytes of the AG News transformer, by packet.
+
+    sudo python scripts/bench/far_training.py --data-root DIR [--packets as_is int8] [--seconds 60] [--turns 2]
+
+Stages of ``pipeal line`` run in four networks of this machine (:mod:`long_line`; needs Linux and root): in turns over
+links without delay or limit, and over links of a delay and a rate. What a link allows is its rate over the payload of a
+batch; what the machine allows is the rate without delay or limit. Held against the smaller of the two is what was
+reached. Batches are counted as the last stage tells them, once a second, after the first ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from statistics import median
+from time import monotonic, sleep
+from typing import Any, get_args
+
+from line_kills import COMMAND, command
+from long_line import Line, LinkKind, NoLineError, Passed, Say, long_line
+
+from pipeal.core.options import PacketFormat
+from pipeal.reporting.environment import environment
+from pipeal.reporting.recorders import write_json
+from pipeal.reporting.tables import print_table
+
+STAGES, WARM_UP = 4, 20
+PATIENCE_S = 600.0
+
+Found = dict[str, Any]
+"""What one run found."""
+
+
+def be_stage(_: Say, folder: Path, number: int) -> None:
+    """Becomes a stage's process, in the network that it was started in."""
+    with open(folder / f"log-{number}.txt", "w", encoding="utf-8") as log:
+        os.dup2(log.fileno(), sys.stdout.fileno())
+        os.dup2(log.fileno(), sys.stderr.fileno())
+    line = ["line", "run", str(folder / "line.yaml"), "--stage", str(number)]
+    os.execv(COMMAND[0], [*COMMAND, *line])
+
+
+def measure(line: Line, kind: LinkKind, packet: str, options: argparse.Namespace) -> Found:
+    """Trains for a while over links of a kind.
+
+    Raises:
+        RuntimeError: A stage ended, or none came to batches in time.
+    """
+    line.set(kind)
+    with tempfile.TemporaryDirectory() as made, ExitStack() as at_the_end:
+        folder = Path(made) / "line"
+        addresses = [word for rank in range(1, STAGES) for word in ("--stage", f"{line.address(rank)}:7001")]
+        command(
+            *("line", "init", "--dataset", options.dataset, "--model", options.model, *addresses),
+            *("--data-root", str(options.data_root.resolve()), "--epochs", "1000", "--out", str(folder)),
+            *("--set", f"engine.packet={packet}", "--set", "engine.threads=1"),
+        )
+        started = [line.start(number, be_stage, folder, number) for number in range(STAGES)]
+        for one in started:
+            at_the_end.callback(one.process.join)
+            at_the_end.callback(one.process.kill)
+
+        def batches() -> int:
+            for number, one in enumerate(started):
+                if one.process.exitcode is not None:
+                    log = (folder / f"log-{number}.txt").read_text(encoding="utf-8")
+                    raise RuntimeError(f"stage {number} ended with {one.process.exitcode}: {log[-1000:]}")
+            with suppress(OSError, ValueError, KeyError):
+                status = folder / f"stage-{STAGES - 1}" / "status.json"
+                own = json.loads(status.read_text(encoding="utf-8"))["stages"][str(STAGES - 1)]
+                return int(own["batches"])
+            return 0
+
+        def told(least: int) -> tuple[int, float, dict[tuple[int, int], Passed]]:
+            """Once so many batches are told: how many, when, and what had passed."""
+            until = monotonic() + PATIENCE_S
+            before = batches()
+            while (now := batches()) < least or now == before:  # just told
+                if monotonic() > until:
+                    raise RuntimeError(f"{now} batches after {PATIENCE_S:.0f} s")
+                sleep(0.02)
+            return now, monotonic(), line.passed()
+
+        first, begin, passed = told(WARM_UP)
+        sleep(options.seconds)
+        last, end, passed_then = told(first + 1)
+    links = ((rank, rank + 1) for rank in range(STAGES - 1))
+    sent = [(passed_then[link] - passed[link]).bytes for link in links]
+    return {
+        "packet": packet,
+        "link": str(kind),
+        "far": kind.bits_per_s > 0,
+        "batches": last - first,
+        "per_s": (last - first) / (end - begin),
+        "bytes": max(sent) / (last - first),
+        "load": os.getloadavg()[0],
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-root", type=Path, default=Path("data"))
+    parser.add_argument("--dataset", default="agnews")
+    parser.add_argument("--model", default="transformer")
+    parser.add_argument("--packets", nargs="+", default=["as_is", "int8"], choices=get_args(PacketFormat))
+    parser.add_argument("--delay", type=float, default=50.0, metavar="MS", help="one way")
+    parser.add_argument("--rate", type=float, default=80.0, metavar="MBIT_S")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each run, after its first batches")
+    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write every figure there")
+    options = parser.parse_args(arguments)
+    far = LinkKind(options.delay / 1e3, 1e6 * options.rate)
+    runs: list[Found] = []
+    try:
+        with long_line(STAGES) as line:
+            for _ in range(options.turns):
+                for packet in options.packets:
+                    for kind in (LinkKind(), far):
+                        runs.append(measure(line, kind, packet, options))
+                        print(runs[-1], flush=True)
+                        if options.json is not None:
+                            write_json(options.json, {"machine": environment(), "runs": runs})
+    except (NoLineError, RuntimeError, subprocess.CalledProcessError) as error:
+        parser.exit(1, f"far_training.py: {error}\n")
+    print("  ".join(f"{key} {value}" for key, value in environment().items()))
+    show(runs, far, f"{options.dataset} {options.model}")
+
+
+def show(runs: Sequence[Found], far: LinkKind, what: str) -> None:
+    """The table: medians of each packet."""
+    rows: list[list[Any]] = []
+    for packet in dict.fromkeys(run["packet"] for run in runs):
+        own = [run for run in runs if run["packet"] == packet]
+        near_per_s, far_per_s = (median(run["per_s"] for run in own if run["far"] is way) for way in (False, True))
+        size = median(run["bytes"] for run in own if run["far"])
+        full = median(run["bytes"] for run in runs if run["far"] and run["packet"] == runs[0]["packet"])
+        allowed = far.bits_per_s / 8 / size
+        reached = far_per_s / min(near_per_s, allowed)
+        rows.append([packet, size / 1e6, f"{size / full:.3f}", near_per_s, allowed, far_per_s, f"{reached:.1%}"])
+    heads = ["packet", "MB per batch", f"of {runs[0]['packet']}", "batches/s, no delay or limit", "the link allows"]
+    print_table(f"{what}, {STAGES} stages, links of {far}", [*heads, "batches/s", "of the smaller"], rows)
+
+
+if __name__ == "__main__":
+    main()
