@@ -12,6 +12,7 @@ from docs_sources import on_page_markdown
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
+STATIC = sorted((ROOT / "docs").glob("*.html"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
 
 
@@ -58,13 +59,14 @@ def test_links_and_anchors_are_found() -> None:
 
 def test_the_index_links_every_page_once() -> None:
     index = ROOT / "docs" / "index.md"
-    assert Counter(links(index)) == Counter(page.name for page in DOCS if page != index)
+    assert Counter(links(index)) == Counter(page.name for page in (*DOCS, *STATIC) if page != index)
 
 
 def test_the_site_has_every_page() -> None:
     nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
-    listed = [page for one in nav for page in (next(iter(one.values())) if isinstance(one, dict) else [one])]
-    assert Counter(listed) == Counter(page.name for page in DOCS)
+    entries = [next(iter(one.values())) if isinstance(one, dict) else one for one in nav]  # without their titles
+    listed = [page for entry in entries for page in ([entry] if isinstance(entry, str) else entry)]
+    assert Counter(listed) == Counter(page.name for page in (*DOCS, *STATIC))
 
 
 def test_in_the_site_links_to_files_lead_to_copies_and_those_to_folders_are_text() -> None:
