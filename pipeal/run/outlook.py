@@ -109,7 +109,7 @@ def _timeline(al: Outcome, bp: Outcome) -> Iterator[str]:
             f"{min(busy):.0%} of the time"
         )
     else:
-        yield "timeline: one stage was the fastest here, for AL as for BP, so that nothing overlaps"
+        yield "timeline: AL had one stage here, as BP, so that nothing overlaps"
 
 
 def _measurable(al: Outcome, bp: Outcome) -> RunConfig:
@@ -276,9 +276,9 @@ def _terms(al: Outcome, bp: Outcome, folder: Path) -> str:
     tuned = "both were tuned over the same grid" if TRIALS.at(folder).is_file() else "neither was tuned"
     ratio = bp.epoch_s.mean / al.epoch_s.mean
     return (
-        f"terms:    both had the same {', '.join(alike)}{apart}; {tuned}; their epochs came in turns, each form on the "
-        f"stages and threads that were fastest for it here when tried: {_place(al)}, {_place(bp)}; so AL was "
-        f"{ratio:.2f} times as fast as BP"
+        f"terms:    both had the same {', '.join(alike)}{apart}; {tuned}; their epochs came in turns, each form on "
+        f"stages and threads that were named or chosen for it: {_place(al)}; {_place(bp)}; so AL was {ratio:.2f} times "
+        "as fast as BP here"
     )
 
 
@@ -299,6 +299,6 @@ def _machine(before: ProcessorTime | None, now: ProcessorTime | None) -> str:
     if share < BUSY:
         return f"{told}: seconds are those of these forms"
     return (
-        f"{told}: it was busy, and seconds per epoch say as much of them as of these forms; the forecast leaves their "
-        "time out, and memory and accuracy do not depend on it"
+        f"{told}: it was busy, and seconds per epoch say as much of them as of these forms; forecasts, memory and "
+        "accuracies leave them out"
     )

@@ -94,8 +94,8 @@ def test_terms_are_those_of_both_forms(tmp_path: Path, capsys: pytest.CaptureFix
     forms = [outcome("al", test=0.9, stages=2, seconds=4.0), outcome("bp", test=0.9, seconds=3.0)]
     said = sentences(shown(forms, tmp_path, capsys))["terms"]
     assert "the same batches, epochs, seeds, learning rate, precision; neither was tuned" in said
-    assert "AL 2 stages of 1 thread, 4.00 s/epoch, BP 1 stage of 1 thread, 3.00 s/epoch" in said
-    assert said.endswith("AL was 0.75 times as fast as BP")
+    assert "AL 2 stages of 1 thread, 4.00 s/epoch; BP 1 stage of 1 thread, 3.00 s/epoch" in said
+    assert said.endswith("AL was 0.75 times as fast as BP here")
     (tmp_path / "tune.json").touch()
     forms[1] = outcome("bp", test=0.9, lr=1e-2)
     said = sentences(shown(forms, tmp_path, capsys))["terms"]
@@ -144,4 +144,5 @@ def test_forecasts_follow_from_costs(al: list[LayerCost], bp: list[LayerCost]) -
     slowest = max(row.seconds for row in al[:depth])
     assert slowest <= many.al.batch_s <= 1.05 * slowest + 1e-9
     assert many.bp_gain == pytest.approx(1), "whole batches, one stage at a time"
+    assert many.al_over_bp >= many.bp_alone_s / (1.05 * slowest + 1e-9), "on eight devices both"
     assert many.bp_schedule == "whole batches"
