@@ -158,8 +158,8 @@ def _devices(al: Outcome, config: RunConfig, folder: Path) -> Iterator[str]:
     first, last = found[0], found[-1]
     yield (
         f"devices:  from one device to {DEVICES[-1]}, AL would get {last.al_gain:.1f} times as fast, BP "
-        f"as a pipeline {last.bp_gain:.1f} times ({last.bp_schedule}): there AL would be {last.al_over_bp:.1f} times as "
-        f"fast as BP, on one device {first.al_over_bp:.2f} times"
+        f"as a pipeline {last.bp_gain:.1f} times ({last.bp_schedule}): there AL would be {last.al_over_bp:.1f} times "
+        f"as fast as BP, on one device {first.al_over_bp:.2f} times"
     )
 
 
