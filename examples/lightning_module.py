@@ -60,7 +60,12 @@ if __name__ == "__main__":
     torch.set_num_threads(1)  # as the stages have it: more threads round otherwise
     module = Local(new_package())
     trainer = L.Trainer(
-        max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False
+        max_epochs=2,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
     )
     trainer.fit(module, data(1), data(2))
     print(f"Lightning: accuracy {trainer.callback_metrics['accuracy']:.3f}")
