@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-all slow check format docs bench clean
 
-demo: $(READY)  ## train on a data set that needs no download, compare AL with backpropagation
+demo: $(READY)  ## train on a data set that needs no download, compare AL with backpropagation, forecast more devices
 	$(BIN)/python nlpmain.py toynews transformer --mode compare
 
 test: check  ## format, lint, types, import rules, doctests, and every law for every model: minutes

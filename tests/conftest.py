@@ -140,8 +140,8 @@ WHITE = bytes.fromhex(
 
 @pytest.fixture
 def cheap_runs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures are one white pixel, costs are counted on one batch, no numbers of threads are tried: most of what a
-    small run takes.
+    """Pictures are one white pixel, costs are counted on one batch, no numbers of threads are tried, comparisons end
+    without a forecast: most of what a small run takes.
 
     Tests marked ``draws`` run as users do.
     """
@@ -149,6 +149,7 @@ def cheap_runs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setenv("OMP_NUM_THREADS", "1")
         monkeypatch.setattr(Figure, "savefig", lambda _, path, **options: Path(path).write_bytes(WHITE))
         monkeypatch.setattr("pipeal.run.form_costs.LOOKED_AT", 1)
+        monkeypatch.setattr("pipeal.run.outlook.MOST_S", 0.0)
 
 
 @pytest.fixture(scope="session")

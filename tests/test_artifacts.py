@@ -41,7 +41,11 @@ def test_a_recorder_is_found_by_its_entry_alone(found: artifacts.Artifact) -> No
     assert issubclass(getattr(import_module(f"pipeal.{found.writer}"), found.recorder), Recorder)
 
 
-def test_every_file_of_a_run_is_in_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_file_of_a_run_is_in_the_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeal.run.plan_costs.MICRO_BATCHES", (2,))
+    monkeypatch.setattr("pipeal.run.plan_costs.BATCHES", 1)
     arguments = [
         "toynews",
         "lstm",
@@ -62,4 +66,10 @@ def test_every_file_of_a_run_is_in_the_table(tmp_path: Path, capsys: pytest.Capt
     forms = [run, *(folder for folder in run.iterdir() if (folder / artifacts.CONFIG.name).exists())]
     found = {path.name for folder in forms for path in folder.iterdir() if path not in forms}
     assert {name for name in found if not any(fnmatch(name, pattern) for pattern in known)} == set()
-    assert found >= {artifacts.CONFIG.name, artifacts.ASKED.name, artifacts.ROWS.name, artifacts.SUMMARY.name}
+    assert found >= {
+        artifacts.CONFIG.name,
+        artifacts.ASKED.name,
+        artifacts.ROWS.name,
+        artifacts.SUMMARY.name,
+        artifacts.COSTS.name,
+    }

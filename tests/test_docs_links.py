@@ -12,6 +12,7 @@ from docs_sources import linked_in_the_site
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
+STATIC = sorted((ROOT / "docs").glob("*.html"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
 
 
@@ -58,7 +59,7 @@ def test_links_and_anchors_are_found() -> None:
 
 def named() -> set[str]:
     """The pages as links from the index and ``mkdocs.yml`` name them."""
-    return {page.relative_to(ROOT / "docs").as_posix() for page in DOCS}
+    return {page.relative_to(ROOT / "docs").as_posix() for page in (*DOCS, *STATIC)}
 
 
 def test_the_index_links_every_page_once() -> None:
@@ -68,7 +69,8 @@ def test_the_index_links_every_page_once() -> None:
 
 def test_the_site_has_every_page() -> None:
     nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
-    listed = [page for one in nav for page in (next(iter(one.values())) if isinstance(one, dict) else [one])]
+    sections = [next(iter(section.values())) for section in nav]
+    listed = [one if isinstance(one, str) else next(iter(one.values())) for section in sections for one in section]
     assert Counter(listed) == Counter(named())
 
 

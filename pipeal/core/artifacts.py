@@ -98,6 +98,11 @@ SUMMARY = Artifact(
     ("reporting.page.folder",),
     "a resumed run is under way: it is written again when that ends",
 )
+COSTS = Artifact(
+    "costs.json",
+    "of a comparison of AL with BP, what each layer and block costs, for pipeal plan --costs",
+    "run.outlook",
+)
 CURVES = Artifact("curves.png", "results over epochs and seconds", "run.outcome", (), "as summary.json")
 BATCHES = Artifact(
     "batches.png",

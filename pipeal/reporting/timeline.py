@@ -82,6 +82,37 @@ def shown_share(busy: float, kernels: float | None) -> str:
     return f"host-open {busy:.0%}, kernel-busy ≥ {kernels:.0%}"
 
 
+def timeline_lines(spans: Sequence[Span], seconds: float, width: int) -> list[str]:
+    """A timeline in letters, the last stage above, from the beginning of the :func:`steady` stretch on: a digit for the
+    forward of that batch, ``▒`` for its backward and update, ``·`` for waiting. A cell shows what took most of it.
+
+    >>> from pipeal.engine.schedule import Action
+    >>> moments = [("F", 0, 0, 1), ("B", 0, 1, 3), ("F", 1, 3, 4), ("B", 1, 4, 6)]
+    >>> found = [Span(0, 0, Action(name), batch, begin, end) for name, batch, begin, end in moments]
+    >>> timeline_lines(found, seconds=8.0, width=8)
+    ['0▒▒1▒▒··']
+
+    Args:
+        spans: What was recorded, in any order.
+        seconds: How much of it.
+        width: Cells.
+    """
+    origin = steady(spans)[0]
+    lines = []
+    for _, own in sorted(_by_stage(spans).items(), reverse=True):
+        cells: list[dict[str, float]] = [{} for _ in range(width)]
+        for span in own:
+            begin, end = ((moment - origin) * width / seconds for moment in (span.begin, span.end))
+            letter = str(span.batch % 10) if span.action == "F" else "▒"
+            for place in range(max(0, int(begin)), min(width, int(end) + 1)):
+                share = min(end, place + 1) - max(begin, place)
+                cells[place][letter] = cells[place].get(letter, 0.0) + share
+        for cell in cells:
+            cell["·"] = 1 - sum(cell.values())
+        lines.append("".join(max(cell, key=cell.__getitem__) for cell in cells))
+    return lines
+
+
 def draw_timeline(
     spans: Sequence[Span], path: str | Path, *, title: str, devices: Sequence[str], copies: Sequence[CopySpan] = ()
 ) -> None:

@@ -15,6 +15,7 @@ from pipeal.core.atomic import write_whole
 from pipeal.core.errors import ConfigError, PlacementError, SaveError
 from pipeal.core.messages import logged_to
 from pipeal.engine import parse_device
+from pipeal.engine.devices.cpus import ProcessorTime
 from pipeal.reporting.attempts import Attempts
 from pipeal.reporting.tensorboard import require_tensorboard
 from pipeal.run.build import Experiment
@@ -23,6 +24,7 @@ from pipeal.run.find_run import find_run, new_run
 from pipeal.run.forms import Form, Run, asked_forms, in_turns
 from pipeal.run.grid import parse_grid
 from pipeal.run.outcome import Outcome, show, write_outcomes
+from pipeal.run.outlook import show_outlook
 from pipeal.run.run_folder import RunFolder
 from pipeal.run.site import ONE_PROCESS, Site
 from pipeal.run.stopping import StopRequest
@@ -70,6 +72,7 @@ def run_experiment(experiment: Experiment, resume: str = "auto", site: Site = ON
             if any(form.config.tune.grid for form in forms):
                 forms = tune(run, forms)
                 _write_configs(run, forms)
+            before = ProcessorTime.now()
             outcomes = _train(run, forms)
         if len(outcomes) > 1:
             write_outcomes(outcomes, folder.path, run.attempts)
@@ -77,6 +80,8 @@ def run_experiment(experiment: Experiment, resume: str = "auto", site: Site = ON
         _end(run, unsaved)
     show(outcomes, folder.path)
     _require_written(run, unsaved)
+    if site.alternates:  # all of it was done here
+        show_outlook(outcomes, folder.path, before)
     return folder.path
 
 

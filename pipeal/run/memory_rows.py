@@ -67,6 +67,30 @@ class Subject(Protocol):
 
 
 @dataclass(frozen=True)
+class Built:
+    """A model of an experiment that is there, on the largest of its first batches.
+
+    Attributes:
+        experiment: Makes both.
+        device: Where it is trained.
+        options: How.
+    """
+
+    experiment: Experiment
+    device: str
+    options: EngineOptions
+
+    def layers(self, form: Form) -> Sequence[TrainableLayer]:
+        """See :class:`Subject`."""
+        return list(self.experiment.package(_METHODS[form].name, self.experiment.config.train.seed))
+
+    def batch(self) -> tuple[Tree, Tree]:
+        """See :class:`Subject`."""
+        found = largest(first_batches(self.experiment, self.experiment.config.train.seed))
+        return found.x, found.y
+
+
+@dataclass(frozen=True)
 class Configured:
     """A model of the registry on a batch of its data set: the largest of the first ones.
 
@@ -100,12 +124,15 @@ class Configured:
 
     def layers(self, form: Form) -> Sequence[TrainableLayer]:
         """See :class:`Subject`."""
-        return list(_experiment(self.wanted).package(_METHODS[form].name, self.config.train.seed))
+        return self._built.layers(form)
 
     def batch(self) -> tuple[Tree, Tree]:
         """See :class:`Subject`."""
-        found = largest(first_batches(_experiment(self.wanted), self.config.train.seed))
-        return found.x, found.y
+        return self._built.batch()
+
+    @property
+    def _built(self) -> Built:
+        return Built(_experiment(self.wanted), self.device, self.options)
 
 
 class Checkpointed(nn.Module):

@@ -10,6 +10,7 @@ from pathlib import Path
 from pipeal.config import RunConfig
 from pipeal.core.artifacts import BATCHES, CURVES, EXITS_PICTURE, SUMMARY, TIMELINE
 from pipeal.core.methods import BASELINE, METHODS
+from pipeal.engine.trace import Span
 from pipeal.reporting.attempts import Attempts
 from pipeal.reporting.batches import Batches
 from pipeal.reporting.environment import environment, peak_memory_bytes
@@ -42,6 +43,7 @@ class Outcome:
         unsaved: What kept checkpoints from being written; None if all were.
         afterword: What else there is to show, in lines.
         costs: FLOPs and bytes; None of a training that has not come to its end.
+        spans: What was traced of it in this process, if anything was.
     """
 
     form: Form
@@ -53,6 +55,7 @@ class Outcome:
     unsaved: str | None = None
     afterword: Sequence[str] = ()
     costs: FormCosts | None = None
+    spans: Sequence[Span] = ()
 
     @cached_property
     def batches(self) -> Batches:

@@ -125,21 +125,40 @@ def measure_model(wanted: Wanted, micro_batches: int | None) -> tuple[Costs, Run
     experiment = experiment_of(wanted)
     config = experiment.config
     device = "cuda:0" if torch.cuda.is_available() else "cpu"
-    kind = torch.cuda.get_device_name(0) if device != "cpu" else "cpu"
     _require_measurable(config, device, wanted.crowds)
+    return costs_of(experiment, device, micro_batches, crowding=wanted.crowds), config
+
+
+def costs_of(
+    experiment: Experiment, device: str, micro_batches: int | None = None, *, crowding: bool = False, **how: Any
+) -> Costs:
+    """Trains both forms of an experiment's model on its first batches, in turns.
+
+    Args:
+        experiment: Of which model and data.
+        device: Where to measure.
+        micro_batches: As for :func:`measure_model`.
+        crowding: Whether to measure, too, how much stages that share this machine's cores slow each other.
+        how: ``rounds`` and ``alone``, as for :func:`pipeal.planning.measure.layers.measure_in_turns`.
+
+    Raises:
+        ConfigError: As :func:`measure_beside_backprop`.
+    """
+    config = experiment.config
+    kind = torch.cuda.get_device_name(device) if device != "cpu" else "cpu"
     precision = fastest_precision(device) if config.train.precision == "auto" else config.train.precision
     package = experiment.package(DEFAULT.name, config.train.seed)
-    if wanted.crowds and len(package) < 2:
+    if crowding and len(package) < 2:
         raise ConfigError("--share-cores: the model has one layer, so that no two stages share cores; leave it out")
     batches = first_pairs(experiment)
     _log.info(f"measuring {config.dataset} {config.model.name} and its form for backpropagation on {kind}, {precision}")
     options = engine_options(config, precision)
-    (layers,), blocks = measure_beside_backprop(experiment, [package], batches, options, device, micro_batches)
-    crowding: dict[int, float] = {}
-    if wanted.crowds:
+    (layers,), blocks = measure_beside_backprop(experiment, [package], batches, options, device, micro_batches, **how)
+    slowed: dict[int, float] = {}
+    if crowding:
         numbers = " and ".join(map(str, crowds(len(package)))) or "no"
         _log.info(f"measuring how much {numbers} stages at once slow each other")
-        crowding = measure_contention(package, batches, crowds(len(package)), options=options)
+        slowed = measure_contention(package, batches, crowds(len(package)), options=options)
     facts = {
         "dataset": config.dataset,
         "model": config.model.name,
@@ -150,7 +169,7 @@ def measure_model(wanted: Wanted, micro_batches: int | None) -> tuple[Costs, Run
         "packet": options.packet,
         **environment(),
     }
-    return Costs(kind, layers, blocks, crowding, fmean(batch_size(x) for x, _ in batches), facts), config
+    return Costs(kind, layers, blocks, slowed, fmean(batch_size(x) for x, _ in batches), facts)
 
 
 def first_pairs(experiment: Experiment) -> list[tuple[Tree, Tree]]:
@@ -166,6 +185,9 @@ def measure_beside_backprop(
     options: EngineOptions,
     device: str,
     micro_batches: int | None = None,
+    *,
+    rounds: int = 3,
+    alone: bool = False,
 ) -> tuple[list[tuple[LayerCost, ...]], dict[int, tuple[LayerCost, ...]]]:
     """What layers cost, and the blocks of the same network for backpropagation, in turns.
 
@@ -176,6 +198,8 @@ def measure_beside_backprop(
         options: How they will be run.
         device: Where to measure.
         micro_batches: Into how many backpropagation is to cut a batch; None for some numbers to choose from.
+        rounds: As for :func:`pipeal.planning.measure.layers.measure_in_turns`; one where something is compiled for it.
+        alone: Likewise.
 
     Returns:
         The costs of each package's layers; and by the number of micro-batches, what one of them costs each block.
@@ -192,7 +216,8 @@ def measure_beside_backprop(
         # Backpropagation hands on what it is: a gradient comes back through it.
         [*(options for _ in packages), *(replace(options, packet="as_is") for _ in cut_up)],
         device=device,
-        rounds=3 if options.compile == "none" else 1,  # each compiles again
+        rounds=rounds if options.compile == "none" else 1,  # each compiles again
+        **({"alone": True} if alone else {}),
     )
     forms, backprop = found[: len(packages)], found[len(packages) :]
     blocks = {

@@ -232,6 +232,7 @@ class Turns:
         copies = pipe.copies()
         if not spans:
             return False
+        self.outcome.spans = spans
         title = f"{config.dataset} {config.model.name} {METHODS[config.train.mode].label}, {pipe.schedule.name}"
         timeline, trace = (picture.at(self.outcome.folder) for picture in TRACED)
         written = (

@@ -61,7 +61,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         (vision.command, ["toyimages", "resnet", "--devices", "cpu", "--size=16", "--set=model.width=0.03125",
                           "--set=model.x_hid=8", "--set=model.y_hid=8"]),
     ):  # fmt: skip
-        command.main([*arguments, *small], standalone_mode=False)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("pipeal.run.outlook.MOST_S", 0.0)  # no forecast, which no page shows
+            command.main([*arguments, *small], standalone_mode=False)
     return {"text": root / "toynews-lstm-compare-001", "vision": root / "toyimages-resnet-al-001"}
 
 

@@ -27,6 +27,7 @@ from pipeal.data import Grouped
 from pipeal.data.batching import Known, make_sampler
 from pipeal.engine.devices import device_names
 from pipeal.methods.pooling import MaskedMean
+from pipeal.planning.pure.layer_cost import load_costs
 from pipeal.reporting.batches import Batches
 from pipeal.run.build import hold_out
 from pipeal.run.build_text import text_experiment
@@ -79,6 +80,13 @@ def test_a_comparison_leaves_tables_rows_and_pictures(
     assert re.search(r"AL on cpu × \d \| cpu × \d .*\nBP on cpu × 1 ", (folder / "placement.txt").read_text())
     assert re.search(r"AL .*2 .*\d", out)
     assert re.search(r"BP .*1 .*\d", out)
+    end = out.partition("in short\n")[2]
+    if model == "lstm":  # as for users
+        assert re.findall(r"(?m)^(\w+):", end) == ["timeline", "devices", "memory", "accuracy", "terms", "machine"]
+        assert load_costs(folder / "costs.json").layers
+    else:
+        assert "no forecast: it would take about" in out
+        assert re.findall(r"(?m)^(\w+):", end) == ["timeline", "accuracy", "terms", "machine"]
     for form in ("al", "bp"):
         rows = list(csv.DictReader((folder / form / "epochs.csv").open()))
         assert [(row["turn"], row["epoch"]) for row in rows] == [("1", "1"), ("1", "2"), ("2", "1"), ("2", "2")]

@@ -28,6 +28,33 @@ def in_group(root: Path, cgroup: str, files: dict[str, str]) -> Path:
     return root
 
 
+def test_what_others_had_of_the_processors_is_what_this_process_had_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the affinity mask's alone: idle and waiting for a disk are free, what a host gave to others is not."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 2}, raising=False)
+    monkeypatch.setattr(os, "sysconf", lambda _: 100)
+    stat = tmp_path / "proc" / "stat"
+    stat.parent.mkdir()
+    found = []
+    for passed, own, *rows in (
+        (0.0, 5.0, "0 100 0 50 900 30 0 0 0 0 0", "1 0 0 0 0 0 0 0 0 0 0", "2 0 0 0 0 0 0 0 0 0 0"),
+        (10.0, 11.0, "0 500 40 60 1000 80 5 5 40 7 7", "1 999 0 0 0 0 0 0 0 0 0", "2 500 0 0 500 0 0 0 0 0 0"),
+    ):
+        stat.write_text("\n".join(["cpu 1 2 3", *(f"cpu{row}" for row in rows), "intr 7"]))
+        monkeypatch.setattr(cpus, "monotonic", lambda passed=passed: passed)
+        monkeypatch.setattr(os, "times", lambda own=own: (own, 0.0, 0.0, 0.0, 99.0))
+        found.append(cpus.ProcessorTime.now(tmp_path))
+    before, now = found
+    assert before is not None
+    assert now is not None
+    assert (now.cpus, now.busy_s - before.busy_s) == (2, pytest.approx(5.0 + 5.0))
+    assert now.others_share(before) == pytest.approx((10.0 - 6.0) / 20.0)
+    assert now.others_share(now) == 0.0
+    stat.unlink()
+    assert cpus.ProcessorTime.now(tmp_path) is None, "a system that does not tell"
+
+
 V2, V1 = "0::/jobs/mine\n", "4:memory:/jobs/mine\n3:cpu,cpuacct:/jobs/mine\n"
 
 

@@ -50,6 +50,17 @@ def test_bytes_are_those_of_weights_states_packets_and_graphs() -> None:
     assert costs[1].activation_bytes > costs[0].activation_bytes - 4 * 16 * 20
 
 
+def test_on_one_core_alone_what_the_layers_do_not_work_is_not_theirs() -> None:
+    """As on a busy machine, where others have the core meanwhile: a forecast was of them, too."""
+    waits = [VirtualLayer(0.05, 0.05)]
+    (passed,) = layer_costs(waits, [(None, None)] * 3)
+    (own,) = layer_costs(waits, [(None, None)] * 3, alone=True)
+    assert sum(passed.values()) >= 0.1
+    assert sum(own.values()) < 0.05
+    (works,) = layer_costs(package()[:1], BATCHES, alone=True)
+    assert min(works.values()) > 0
+
+
 def test_models_take_turns_each_with_its_own_batches() -> None:
     trained = package()
     parts = [(x[:2], y[:2]) for x, y in BATCHES]

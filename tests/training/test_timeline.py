@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from matplotlib import image
 
 from pipeal.engine.trace import CopySpan, Way
-from pipeal.reporting.timeline import ACTIONS, COPIES, busy_shares, draw_timeline, kernel_shares, steady
+from pipeal.reporting.timeline import ACTIONS, COPIES, busy_shares, draw_timeline, kernel_shares, steady, timeline_lines
 
 
 @dataclass
@@ -54,6 +54,17 @@ spans = st.lists(
 def test_equal_stages_in_a_pipeline_are_always_busy_in_the_steady_state(stages):
     run = pipelined(stages, 40)
     assert busy_shares(run, steady(run)) == pytest.approx(dict.fromkeys(range(stages), 1.0))
+
+
+def test_a_timeline_in_letters_begins_when_every_stage_is_at_work():
+    run = pipelined(2, 40, f=1.0, b=1.5, u=0.5)  # the second stage begins when the first one's forward has ended
+    assert timeline_lines(run, 9.0, 18) == ["00▒▒▒▒11▒▒▒▒22▒▒▒▒", "▒▒▒▒11▒▒▒▒22▒▒▒▒33"]
+    assert timeline_lines([], 1.0, 4) == []
+
+
+def test_what_waits_in_a_timeline_in_letters_is_a_dot():
+    run = [Span(0, 0, "F", 0, 0.0, 1.0), Span(0, 0, "F", 11, 3.0, 4.4)]
+    assert timeline_lines(run, 6.0, 6) == ["0··1··"]
 
 
 def test_filling_and_draining_are_idle_time_of_the_whole_run():

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from functools import cache
 from math import ceil
 from pathlib import Path, PurePosixPath
+from time import monotonic
 
 
 def cores(root: Path = Path("/")) -> int:
@@ -56,6 +58,55 @@ def load_average() -> float | None:
 def is_busy() -> bool:
     """Whether others keep all CPUs of this machine at work."""
     return (load_average() or 0.0) >= (os.cpu_count() or 1)
+
+
+@dataclass(frozen=True)
+class ProcessorTime:
+    """What the CPUs of the affinity mask have done so far, in seconds.
+
+    Attributes:
+        at: When this was read, on a clock that only grows.
+        cpus: How many they are.
+        busy_s: Of all of them, for any process, and what the host of a virtual machine gave to others meanwhile.
+        own_s: What this process had, with its children that have ended.
+    """
+
+    at: float
+    cpus: int
+    busy_s: float
+    own_s: float
+
+    @classmethod
+    def now(cls, root: Path = Path("/")) -> ProcessorTime | None:
+        """As the system counts it; None where it does not (it is Linux that does).
+
+        Args:
+            root: Where ``proc`` is.
+        """
+        own_s = sum(os.times()[:4])
+        try:
+            allowed = os.sched_getaffinity(0)
+            tick_s = 1 / os.sysconf("SC_CLK_TCK")
+        except (AttributeError, ValueError, OSError):
+            return None
+        rows = [line.split() for line in _lines(root / "proc/stat")]
+        found = [row[1:] for row in rows if row and row[0][3:].isdigit() and int(row[0][3:]) in allowed]
+        if not found:
+            return None
+        # user nice system idle iowait irq softirq steal
+        ticks = sum(int(row[place]) for row in found for place in (0, 1, 2, 5, 6, 7))
+        return cls(monotonic(), len(found), ticks * tick_s, own_s)
+
+    def others_share(self, before: ProcessorTime) -> float:
+        """The share of these CPUs that others had since an earlier reading, 0 to 1.
+
+        >>> before = ProcessorTime(0.0, 2, 100.0, 10.0)
+        >>> ProcessorTime(10.0, 2, 115.0, 20.0).others_share(before)  # of 20 s, 15 s were used, 10 s by this process
+        0.25
+        """
+        passed_s = self.cpus * (self.at - before.at)
+        others_s = (self.busy_s - before.busy_s) - (self.own_s - before.own_s)
+        return min(1.0, max(0.0, others_s / passed_s)) if passed_s > 0 else 0.0
 
 
 def omp_threads() -> int | None:

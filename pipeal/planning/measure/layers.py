@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import prod
 from statistics import fmean, median
+from time import thread_time
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from pipeal.core.protocols import TrainableLayer
 from pipeal.core.samples import pair_of
 from pipeal.core.thin import nearest, thin
 from pipeal.core.tree import Tree, tensors
+from pipeal.engine.devices.base import Device, Stamp
 from pipeal.engine.pipeline import Pipeline
 from pipeal.engine.schedule import Action
 from pipeal.engine.state.layer_state import layer_state
@@ -67,17 +69,19 @@ def measure_in_turns(
     *,
     device: str = "cpu",
     rounds: int = 3,
+    alone: bool = False,
 ) -> list[tuple[LayerCost, ...]]:
     """As :func:`measure`, of models, each with its batches, that are to be compared: in each round all come in turn.
 
-    The options are those of all, or of each in turn.
+    The options are those of all, or of each in turn. ``alone`` leaves out what other programs had of the core
+    meanwhile (:func:`layer_costs`).
     """
     each = [options] * len(cases) if isinstance(options, EngineOptions) else options
     copies = {id(model): deepcopy(layers_of(model)) for model, _ in cases}
     spent: list[list[list[dict[Action, float]]]] = [[] for _ in cases]
     for _ in range(max(1, rounds)):
         for (model, batches), own, found in zip(cases, each, spent, strict=True):
-            found.append(layer_costs(copies[id(model)], batches, own, device=device))
+            found.append(layer_costs(copies[id(model)], batches, own, device=device, alone=alone))
     costs = []
     for (model, batches), own, found in zip(cases, each, spent, strict=True):
         sizes = [_bytes_of(pair_of(batch)) for batch in batches]
@@ -116,6 +120,7 @@ def layer_costs(
     *,
     device: str = "cpu",
     goes_on: Callable[[], bool] = lambda: True,
+    alone: bool = False,
 ) -> list[dict[Action, float]]:
     """The seconds of each layer's forward, backward and update per batch, the layers run one after the other.
 
@@ -129,6 +134,8 @@ def layer_costs(
             measurement.
         device: Where to measure.
         goes_on: Asked after each batch that counts but the first whether to take another one.
+        alone: Whether seconds on one core of a CPU are those that the core was at work for the layers. Others that run
+            there meanwhile do not count, but a layer that sleeps or waits does not, either.
 
     Raises:
         PlacementError: Too few batches.
@@ -145,10 +152,26 @@ def layer_costs(
     layers = layers_of(model)
     before = [] if options.compile == "none" else batches  # so that nothing is left to compile on the clock
     window = Window(len(before) + WARM_UP, counted)
-    with Pipeline(layers, [device], "sequential", trace=window, options=_measurable(options)) as pipe:
+    options = _measurable(options)
+    kind = _OnOneCore if alone and device == "cpu" and options.threads == 1 else Pipeline
+    with kind(layers, [device], "sequential", trace=window, options=options) as pipe:
         pipe.run(before)
         taken = pipe.run(bounded()).batches
         return seconds_by_layer(pipe.spans(), len(layers), taken - WARM_UP)
+
+
+class _Core(Device):
+    """One core, on the clock of what the calling thread had of it."""
+
+    def stamp(self) -> Stamp:
+        return thread_time()
+
+
+class _OnOneCore(Pipeline):
+    """Works on the caller's thread, backward included, and times that alone."""
+
+    def _open_devices(self, devices: Sequence[str | torch.device]) -> list[Device]:
+        return [_Core(torch.device(device)) for device in devices]
 
 
 def seconds_by_layer(spans: Iterable[Span], layers: int, batches: int) -> list[dict[Action, float]]:
