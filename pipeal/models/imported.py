@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from pipeal.core.errors import ConfigError, DataError, first_line
 from pipeal.core.extras import transformers
+from pipeal.core.materialize import without_numbers
 from pipeal.core.methods import METHODS
 from pipeal.core.names import HF, source_of
 from pipeal.core.protocols import TrainableLayer
@@ -115,7 +116,9 @@ class Imported:
             except ConfigError as error:
                 raise ConfigError(f"model.name: {self.name}: {error}") from error
         for layer in package.train():
-            yield layer.to("meta") if torch.empty(0).is_meta else layer
+            if torch.empty(0).is_meta:
+                without_numbers(layer)
+            yield layer
 
     def network(self) -> nn.Module:
         """It, with its weights: one module, from an input to logits ``(B, classes)``.
