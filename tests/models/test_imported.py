@@ -52,13 +52,13 @@ def texts(rows: int = 6, longest: int = 9, padding: int = 0) -> torch.Tensor:
 def learns(
     network: Imported, x: torch.Tensor, method: str = "al", *, steps: int = 30, lr: float = 3e-3, to: float = 0.8
 ) -> ALPackage:
-    """Trains it on one batch, and asks that every loss of every layer falls."""
+    """Trains it on one batch, and asks that the losses fall."""
     torch.manual_seed(0)
     package = ALPackage(network.layers(method, code=16, lr=lr))
     y = torch.arange(len(x)) % CLASSES
     with Pipeline(package, ["cpu"], "sequential", threads=1) as pipe:
-        for losses in pipe.run([(x, y)] * steps).losses:
-            assert losses[-3:].mean() < to * losses[:3].mean()
+        losses = torch.stack([rows.mean(1) for rows in pipe.run([(x, y)] * steps).losses])  # by layer
+        assert losses[:, -3:].mean() < to * losses[:, :3].mean()
         assert pipe.predict(x).shape == (len(x), CLASSES)
     return package
 
@@ -119,7 +119,7 @@ def test_a_vision_transformer_of_a_folder_learns(tmp_path: Path) -> None:
 )
 def test_models_of_torchvision_learn(name: str, size: int) -> None:
     images = torch.randn(6, 3, size, size, generator=torch.Generator().manual_seed(0))
-    package = learns(Imported(f"torchvision:{name}", CLASSES, size=size), images, steps=8, lr=1e-3, to=0.98)
+    package = learns(Imported(f"torchvision:{name}", CLASSES, size=size), images, steps=10, lr=1e-3, to=0.95)
     assert len(package) == 4
 
 
