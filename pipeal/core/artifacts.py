@@ -62,6 +62,11 @@ TRIALS = Artifact(
     "tune.json", "every setting that --tune tried, with its held-out result", "run.tuning", ("run.tuning",)
 )
 VOCABULARY = Artifact("vocab.json", "the words of a text model, in order", "run.build_text")
+HF_FOLDER = Artifact(
+    "hf",
+    "of a model hf:FOLDER: a folder with its config.json, for these classes, and its tokenizer",
+    "models.imported",
+)
 ALPHABET = Artifact("alphabet.json", "the characters of a language model", "run.build_language", ("cli.generate",))
 IMAGES = Artifact("images.json", "means, deviations and classes of an image data set", "run.build_vision")
 CHECKPOINTS = Artifact(
