@@ -73,12 +73,18 @@ def is_real_and_trained(names: Mapping[str, Any]) -> None:
     assert not any(parameter.is_meta for parameter in names["package"].parameters())
 
 
+def is_divided(names: Mapping[str, Any]) -> None:
+    data = names["data"]
+    assert (data.classes, len(data.train), len(data.test)) == (("bad", "good"), 8, 2)
+
+
 CHECKS: Mapping[tuple[str, int], Callable[[Mapping[str, Any]], None]] = {
     ("python.md", 0): is_trained_and_saved,
     ("python.md", 1): is_converted_and_exported,
     ("python.md", 2): leaves_at_exits,
     ("feed.md", 0): stood_at_the_last_batch,
     ("larger-than-memory.md", 1): is_real_and_trained,
+    ("your-own-data.md", 0): is_divided,
 }
 """What is true after an example, beside that it ran."""
 

@@ -62,6 +62,7 @@ TRIALS = Artifact(
     "tune.json", "every setting that --tune tried, with its held-out result", "run.tuning", ("run.tuning",)
 )
 VOCABULARY = Artifact("vocab.json", "the words of a text model, in order", "run.build_text")
+CLASSES = Artifact("classes.json", "the names of the classes of a text data set, in order", "run.build_text")
 ALPHABET = Artifact("alphabet.json", "the characters of a language model", "run.build_language", ("cli.generate",))
 IMAGES = Artifact("images.json", "means, deviations and classes of an image data set", "run.build_vision")
 CHECKPOINTS = Artifact(

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeal.config import GroupingConfig, RunConfig, TextConfig, TextModelConfig
-from pipeal.core.artifacts import VOCABULARY
+from pipeal.core.artifacts import CLASSES, VOCABULARY
 from pipeal.core.errors import ConfigError
 from pipeal.core.modules import module_of
-from pipeal.core.names import TEXT, WITH_HEADS
+from pipeal.core.names import FILE, TEXT, WITH_HEADS
 from pipeal.core.protocols import TrainableLayer
 from pipeal.data import (
     WHOLE,
@@ -25,12 +25,14 @@ from pipeal.data import (
     PlannedBatchSampler,
     ReadAhead,
     Share,
+    TextDataset,
     Vocab,
     clean,
     find_thresholds,
     find_vectors,
     list_vectors,
     load_text,
+    load_text_file,
     load_vectors,
     published_max_len,
 )
@@ -38,6 +40,7 @@ from pipeal.data.batching import Known, make_sampler
 from pipeal.methods.al import TouchedAdam, touch_rows
 from pipeal.models import TextDims, group_each, model_layers
 from pipeal.reporting import bars
+from pipeal.reporting.recorders import write_json
 from pipeal.run.build import (
     SPLIT_SEED,
     Experiment,
@@ -140,6 +143,7 @@ class TextExperiment(Experiment):
     held: Corpus | None
     test: Corpus
     vocab: Vocab
+    classes: tuple[str, ...]
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
@@ -159,8 +163,9 @@ class TextExperiment(Experiment):
         return BatchLoader(part, PlannedBatchSampler(part.lengths, budget, shuffle=False), pin_memory=True)
 
     def save(self, folder: Path) -> None:
-        """Leaves ``vocab.json``."""
+        """Leaves ``vocab.json`` and ``classes.json``."""
         self.vocab.save(VOCABULARY.at(folder))
+        write_json(CLASSES.at(folder), {"classes": self.classes})
 
 
 def text_experiment(config: TextConfig) -> TextExperiment:
@@ -184,10 +189,7 @@ def text_experiment(config: TextConfig) -> TextExperiment:
             "engine.replicas 1"
         )
     root = data_root(config)
-    _log.info(f"reading {dataset}")
-    with bars.downloads() as bar:
-        bar.begin(f"reading {dataset}")
-        texts = load_text(dataset, root, download=data.download, seed=SPLIT_SEED, progress=bar)
+    texts = _texts(config, root)
     _log.info("building the vocabulary")
     with bars.Steps("building the vocabulary"):
         words = [clean(text, data.drop_stop_words) for text in texts.train.texts]
@@ -206,6 +208,9 @@ def text_experiment(config: TextConfig) -> TextExperiment:
         "batching": data.batching.kind,
         "fingerprint": f"{train.fingerprint}-{vocab.fingerprint}",
     }
+    if config.dataset == FILE:
+        facts["labels"] = _labels(texts)
+        facts["tested_on"] = _tested_on(config)
     pretrained = None
     if config.model.pretrained == "none":
         if config.model.vectors is not None:
@@ -225,7 +230,44 @@ def text_experiment(config: TextConfig) -> TextExperiment:
     if thresholds:
         facts["grouped_at"] = " ".join(map(str, thresholds))
     models = TextModels(config, len(vocab), classes, vocab.pad_index, thresholds, pretrained)
-    return TextExperiment(models, train, held, test, facts, vocab)
+    return TextExperiment(models, train, held, test, facts, vocab, texts.classes)
+
+
+def _texts(config: TextConfig, root: Path) -> TextDataset:
+    """A published data set, or what the user's own file holds."""
+    data, dataset = config.data, config.dataset
+    if dataset != FILE:
+        if data.file is not None:
+            raise ConfigError(
+                f"data.file: found {data.file}, but the data set is {dataset}; name the file in its place"
+            )
+        _log.info(f"reading {dataset}")
+        with bars.downloads() as bar:
+            bar.begin(f"reading {dataset}")
+            return load_text(dataset, root, download=data.download, seed=SPLIT_SEED, progress=bar)
+    if data.file is None:
+        raise ConfigError(f"data.file: found null, but the data set is {FILE}; name it in its place, as reviews.csv")
+    path, test = Path(data.file), None if data.test_file is None else Path(data.test_file)
+    _log.info(f"reading {path}")
+    with bars.Steps(f"reading {path.name}"):
+        columns = data.columns
+        texts = load_text_file(
+            path, test, text=columns.text, label=columns.label, test_share=data.test_share, seed=SPLIT_SEED
+        )
+    _log.info(f"{len(texts.classes)} classes ({_labels(texts)}); tested on {_tested_on(config)}")
+    return texts
+
+
+def _labels(texts: TextDataset) -> str:
+    """The names of the classes, in their order, as far as a line has room."""
+    more = f", … {texts.classes[-1]}" if len(texts.classes) > 12 else ""
+    return ", ".join(texts.classes[:12]) + more
+
+
+def _tested_on(config: TextConfig) -> str:
+    """In words without a file's name, by which a run that is taken up again knows its data wherever that lies."""
+    share = config.data.test_share
+    return f"{share:g} of it, drawn by seed {SPLIT_SEED}" if config.data.test_file is None else "a file of its own"
 
 
 def _pretrained(config: TextConfig, root: Path, vocab: Vocab) -> tuple[npt.NDArray[np.float32], int]:
