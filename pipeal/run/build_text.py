@@ -143,7 +143,7 @@ class TextExperiment(Experiment):
     held: Corpus | None
     test: Corpus
     vocab: Vocab
-    classes: tuple[str, ...]
+    class_names: tuple[str, ...]
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
@@ -165,7 +165,7 @@ class TextExperiment(Experiment):
     def save(self, folder: Path) -> None:
         """Leaves ``vocab.json`` and ``classes.json``."""
         self.vocab.save(VOCABULARY.at(folder))
-        write_json(CLASSES.at(folder), {"classes": self.classes})
+        write_json(CLASSES.at(folder), {"classes": self.class_names})
 
 
 def text_experiment(config: TextConfig) -> TextExperiment:
