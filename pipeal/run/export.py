@@ -114,19 +114,17 @@ def _write_weights(trained: Trained, path: Path) -> str:
     # Each tensor by itself, as the format has it: two names of one become two tensors.
     weights = {name: tensor.detach().clone() for name, tensor in plain_model(trained).state_dict().items()}
     weights = {name: tensor.contiguous() for name, tensor in weights.items()}
-    with replacing(path) as aside:
+    with _read_back(path), replacing(path) as aside:
         # Not by save_file, whose files nobody else may read.
         aside.write_bytes(save(weights, metadata={"format": "pt", **facts_of(trained)}))
-        read = load_file(aside)
-        if read.keys() != weights.keys() or not all(torch.equal(read[name], weights[name]) for name in read):
-            raise SaveError(f"cannot write {path}: what was read back is not what was written; try another disk")
+        torch.testing.assert_close(load_file(aside), weights, rtol=0, atol=0, equal_nan=True)
     return f"{len(weights)} tensors, {sum(tensor.numel() for tensor in weights.values()):,} numbers"
 
 
 def _write_program(trained: Trained, path: Path) -> str:
     with torch.no_grad(), _without_warnings():
         program, free = _program(plain_model(trained), trained)
-        with replacing(path) as aside:
+        with _read_back(path), replacing(path) as aside:
             # Given a name, torch wants it to end in .pt2.
             with aside.open("wb") as file:
                 torch.export.save(program, file, extra_files={FACTS: json.dumps(facts_of(trained))})
