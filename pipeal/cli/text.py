@@ -39,9 +39,9 @@ def command(dataset: str, model: str, preset: str | None, config_file: str | Non
     """Trains MODEL on DATASET, and shows how it went.
 
     DATASET is agnews, dbpedia, imdb, or toynews, which needs no download, or a file of your own with texts and
-    labels, NAME.csv or NAME.jsonl, and MODEL lstm or transformer; or DATASET is shakespeare, or text for any file,
-    and MODEL charlm, which writes texts like it. The published spellings choose the form: LSTM and Transformer the BP
-    form, LSTMAL and TransformerAL the AL form.
+    labels, NAME.csv or NAME.jsonl, and MODEL lstm, transformer, or hf:FOLDER, a folder of transformers; or DATASET is
+    shakespeare, or text for any file, and MODEL charlm, which writes texts like it. The published spellings choose
+    the form: LSTM and Transformer the BP form, LSTMAL and TransformerAL the AL form.
     """
     is_language = LANGUAGE.has_model(model)
     names, other, kind = (LANGUAGE, TEXT, "language") if is_language else (TEXT, LANGUAGE, "text")

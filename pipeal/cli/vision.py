@@ -27,8 +27,9 @@ from pipeal.core.names import VISION, Augmentation
 def command(dataset: str, model: str, **given: Any) -> None:
     """Trains MODEL on DATASET, and shows how it went.
 
-    DATASET is tinyimagenet, cifar10, cifar100, or toyimages, which needs no download. MODEL is vgg or resnet; the
-    published spellings choose the form: VGG and Resnet the BP form, VGGAL and ResnetAL the AL form.
+    DATASET is tinyimagenet, cifar10, cifar100, or toyimages, which needs no download. MODEL is vgg, resnet,
+    torchvision:NAME, or hf:FOLDER, a folder of transformers; the published spellings choose the form: VGG and Resnet
+    the BP form, VGGAL and ResnetAL the AL form.
     """
     data, named = VISION.dataset(dataset), VISION.model(model)
     with entry.loading():

@@ -10,6 +10,7 @@ from pipeal.config.load import given_keys as given_keys
 from pipeal.config.load import is_left_over as is_left_over
 from pipeal.config.load import load_config as load_config
 from pipeal.config.load import nested as nested
+from pipeal.config.load import read_config as read_config
 from pipeal.config.load import value_at as value_at
 from pipeal.config.schema import EngineConfig as EngineConfig
 from pipeal.config.schema import LrConfig as LrConfig

@@ -13,14 +13,14 @@ from dataclasses import fields
 from typing import Any, NamedTuple
 
 from pipeal.config.language import LanguageConfig
-from pipeal.config.load import value_at
+from pipeal.config.load import all_values, value_at
 from pipeal.config.methods import MethodsConfig
 from pipeal.config.schema import AheadConfig, RunConfig
 from pipeal.config.text import KINDS, BatchingConfig, ColumnsConfig, TextConfig
 from pipeal.config.vision import VisionConfig
 from pipeal.core.errors import ConfigError
 from pipeal.core.methods import COMPARE, METHODS
-from pipeal.core.names import FILE, TEXT, WITH_HEADS
+from pipeal.core.names import FILE, HF, TEXT, TORCHVISION, WITH_HEADS, source_of
 
 
 class Idle(NamedTuple):
@@ -79,6 +79,14 @@ IDLE: Mapping[type[RunConfig], tuple[Idle, ...]] = {
         Idle("train.mode", _NO_LABELS, ("model.y_hid", "model.bridges")),
         Idle("model.bridges", ("pooled",), _AHEAD),
         Idle("model.name", _NO_HEADS, ("model.n_heads",)),
+        Idle(
+            "model.name",
+            (HF,),
+            (
+                *(f"model.{key}" for key in ("embedding_dim", "x_hid", "n_heads", "dropout", "pretrained", "vectors")),
+                *("data.vocab_size", "data.min_frequency", "data.drop_stop_words"),
+            ),
+        ),
         Idle("model.pretrained", ("none",), ("data.cache_dir",)),
         Idle("dataset", _PUBLISHED, ("data.test_file", "data.test_share", *_keys("data.columns", ColumnsConfig))),
     ),
@@ -89,6 +97,7 @@ IDLE: Mapping[type[RunConfig], tuple[Idle, ...]] = {
             ("model.x_hid", "model.y_hid", "model.bridges", "model.labels"),
         ),
         Idle("model.bridges", ("pooled", "flat"), _AHEAD),
+        Idle("model.name", (HF, TORCHVISION), ("model.width", "model.activation")),
         Idle("data.cache", (False,), ("data.cache_dir",)),
         Idle("dataset", ("toyimages",), ("data.cache", "data.cache_dir")),
     ),
@@ -99,6 +108,13 @@ IDLE: Mapping[type[RunConfig], tuple[Idle, ...]] = {
     ),
 }
 """Of every run, and of each kind."""
+
+_OF_ANY: Mapping[str, tuple[object, ...]] = {
+    "model.bridges": ("pooled", "flat"),
+    "model.embedding_updates": ("dense",),
+    "model.grouping.thresholds": (0,),
+}
+"""What a model of another library can be told, where pipeal's own can be told more."""
 
 IDLE_IN_ONE_PROCESS = (
     Idle("train.mode", _WHOLE, ("engine.queue_depth", "engine.stall_timeout_s")),
@@ -129,6 +145,7 @@ def check_effects(config: RunConfig, given: Collection[str], *, processes: int =
             kind of batching.
     """
     refuse_rising(config)
+    _refuse_of_own(config)
     if isinstance(config, TextConfig):
         _refuse_other_kinds(config.data.batching, given)
     lines = []
@@ -158,6 +175,23 @@ def refuse_rising(config: RunConfig) -> None:
             f"train.lr.end: found {lr.end:g}, above train.lr.base, which is {lr.base:g}; expected at most that: lower "
             "the end, or raise the base"
         )
+
+
+def _refuse_of_own(config: RunConfig) -> None:
+    """Asks that a model of another library is not told what only pipeal's own can be.
+
+    Raises:
+        ConfigError: It is.
+    """
+    if source_of(config.model.name) is None:
+        return
+    has = all_values(config)
+    for key, values in _OF_ANY.items():
+        if key in has and has[key] not in values:
+            raise ConfigError(
+                f"{key}: found {_shown(has[key])}, which {config.model.name} cannot have, as a model of another "
+                f"library; expected {' or '.join(map(_shown, values))}"
+            )
 
 
 def _told_of_parts(config: RunConfig) -> list[str]:
@@ -194,7 +228,8 @@ def _found(config: RunConfig, where: str) -> tuple[set[object], str]:
     if where == "train.mode" and config.train.mode == COMPARE:
         return {*config.train.methods}, f"train.methods is {', '.join(config.train.methods)}"
     value = value_at(config, where)
-    return {value}, f"{where} is {_shown(value)}"
+    source = source_of(value) if where == "model.name" else None
+    return {source or value}, f"{where} is {_shown(value)}"
 
 
 def _of(schema: type[RunConfig]) -> Iterator[tuple[Idle, ...]]:

@@ -1,6 +1,6 @@
 """From a YAML file, command-line values and ``--set`` to one checked configuration.
 
-    defaults  <  YAML file  <  values  <  --set a.b=value
+    defaults  <  usual values  <  YAML file  <  values  <  --set a.b=value
 
 Each source is flattened to its leaves, dotted path by dotted path, so that a later source replaces single
 values and an error can tell where its value came from.
@@ -44,6 +44,7 @@ def load_config(
     *,
     overrides: Sequence[str] = (),
     values: Mapping[str, Any] | None = None,
+    usual: Mapping[str, Any] | None = None,
 ) -> _Config:
     """Merges all sources over the defaults and checks the result.
 
@@ -52,6 +53,7 @@ def load_config(
         path: A YAML file of the shape of ``schema``; None for the defaults.
         overrides: What ``--set`` was given: ``a.b=value``, the value in YAML. The last one wins.
         values: A nested mapping, such as command-line options; leave out what was not given.
+        usual: Another one, which all of these go before.
 
     Raises:
         ConfigError: One line with the source and the dotted path of the key.
@@ -61,7 +63,7 @@ def load_config(
     0.01
     """
     given: dict[str, tuple[Any, str]] = {}
-    for source, mapping in _sources(path, values, overrides):
+    for source, mapping in [("", usual), *_sources(path, values, overrides)]:
         given.update({leaf: (value, source) for leaf, value in _leaves(mapping, schema, source)})
     try:
         return TypeAdapter(schema).validate_python(nested({leaf: value for leaf, (value, _) in given.items()}))
@@ -151,6 +153,15 @@ def find_config(dataset: str, model: str) -> Path | None:
     folder = shipped if shipped.is_dir() else _PACKAGE.parent / "configs"
     path = folder / f"{_LIKE.get(dataset, dataset)}-{model}.yaml"
     return path if path.is_file() else None
+
+
+def read_config(path: str | Path) -> Mapping[str, Any]:
+    """What a YAML file holds, unchecked.
+
+    Raises:
+        ConfigError: It cannot be read, or is no YAML.
+    """
+    return document.parse(_read(path), source=str(path)) or {}
 
 
 def _sources(

@@ -69,13 +69,17 @@ class ModelConfig:
     """Which model; each kind of data adds its own sizes.
 
     Attributes:
-        name: The model's name, such as ``lstm`` or ``resnet``.
+        name: The model's name, such as ``lstm`` or ``resnet``; or one of another library, ``hf:FOLDER`` or
+            ``torchvision:NAME`` (:mod:`pipeal.models.imported`).
+        weights: A safetensors file of starting weights, by the names of the model's BP form, or for a model of another
+            library by those that it has there; None starts at random, or with the weights in the folder.
         parts: Into how many parts with local losses the network's blocks are divided, as evenly as can be, whatever the
             number of stages; None for the usual ones.
         ahead: How far bridges look ahead that do.
     """
 
     name: Text
+    weights: Text | None = None
     parts: Count | None = None
     ahead: AheadConfig = field(default_factory=AheadConfig)
 

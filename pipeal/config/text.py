@@ -37,7 +37,7 @@ class TextModelConfig(ModelConfig):
     """Which text model, and how wide.
 
     Attributes:
-        name: ``lstm`` or ``transformer``.
+        name: ``lstm``, ``transformer`` or ``hf:FOLDER``.
         embedding_dim: Numbers per word vector.
         x_hid: Hidden width of the encoder side (``f`` and ``b``).
         y_hid: Width of the label code (``g`` and ``h``).

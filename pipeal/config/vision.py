@@ -15,7 +15,7 @@ class VisionModelConfig(ModelConfig):
     """Which vision model, and how wide; hidden widths, bridges and labels are of the AL form alone.
 
     Attributes:
-        name: ``vgg`` or ``resnet``.
+        name: ``vgg``, ``resnet``, ``torchvision:NAME`` or ``hf:FOLDER``.
         x_hid: Hidden width of the bridges.
         y_hid: Width of the label code (``g`` and ``h``).
         width: The channels of every convolution, as a multiple of the published ones.

@@ -65,6 +65,12 @@ VOCABULARY = Artifact("vocab.json", "the words of a text model, in order", "run.
 CLASSES = Artifact(
     "classes.json", "the names of the classes of a text data set, in order", "run.build_text", ("run.trained",)
 )
+HF_FOLDER = Artifact(
+    "hf",
+    "of a model hf:FOLDER: a folder with its config.json, for these classes, and its tokenizer",
+    "models.imported",
+    ("run.trained",),
+)
 ALPHABET = Artifact("alphabet.json", "the characters of a language model", "run.build_language", ("run.trained",))
 IMAGES = Artifact(
     "images.json", "means, deviations and classes of an image data set", "run.build_vision", ("run.trained",)

@@ -15,6 +15,8 @@ The commands say in one line which form they train.
 
 from __future__ import annotations
 
+import os.path
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pkgutil import resolve_name
@@ -38,6 +40,9 @@ FILE = "file"
 """The data set that is a file of the user's, with a text and a label in each row."""
 
 _FILE_ENDS = (".csv", ".jsonl", ".csv.gz", ".jsonl.gz")
+HF, TORCHVISION = "hf", "torchvision"
+"""What the name of a model begins with, before a colon, that another library has: a folder of ``transformers``, or one
+of torchvision's models by its name there."""
 
 _PUBLISHED_BP = ("LSTM", "Transformer", "VGG", "Resnet")  # the published commands' spellings of their BP forms
 
@@ -50,11 +55,13 @@ class Names:
         datasets: The canonical names of data sets, and where each is described; nowhere, if it is the user's own.
         spellings: Their other names, in small letters without ``_``, ``-`` and spaces, and the canonical ones.
         models: The canonical names of models, and where their classes are.
+        sources: Other libraries whose models are for such data, too.
     """
 
     datasets: Mapping[str, str]
     spellings: Mapping[str, str]
     models: Mapping[str, str]
+    sources: tuple[str, ...] = ()
 
     def dataset(self, name: str) -> str:
         """The canonical name of a data set; case, ``_``, ``-`` and spaces do not count.
@@ -83,7 +90,7 @@ class Names:
 
     def has_model(self, name: str) -> bool:
         """Whether a name is, in any spelling, that of a model for such data."""
-        return _plain(name) in self.models
+        return source_of(name) in self.sources if source_of(name) else _plain(name) in self.models
 
     def model(self, name: str) -> tuple[str, Mode | None]:
         """The canonical name of a model, and the form that its spelling implies.
@@ -92,10 +99,22 @@ class Names:
         (('lstm', None), ('charlm', None))
         >>> TEXT.model("TransformerAL") == ("transformer", DEFAULT.name), VISION.model("VGG") == ("vgg", BASELINE.name)
         (True, True)
+        >>> TEXT.model("hf:models/bert-tiny/")
+        ('hf:models/bert-tiny', None)
 
         Raises:
             ConfigError: There is no such model.
         """
+        source = source_of(name)
+        if source is not None:
+            if source not in self.sources:
+                others = " and ".join(kind for kind, one in _KINDS.items() if source in one.sources)
+                raise ConfigError(f"{name}: a model of {source} is for {others}; expected {', '.join(self.models)}")
+            named = name[len(source) + 1 :]
+            if not named:
+                wanted = "the folder of a transformers model" if source == HF else "a name of torchvision.models"
+                raise ConfigError(f"model {name!r} names none; expected {wanted} after {source}:")
+            return f"{source}:{os.path.normpath(os.path.expanduser(named)) if source == HF else named}", None
         plain = _plain(name)
         if plain not in self.models:
             raise ConfigError(unknown_name("model", name, self.models))
@@ -114,6 +133,7 @@ TEXT = Names(
     },
     {"dbpedia14": "dbpedia", "demo": "toynews", "embedded": "toynews"},
     {"lstm": "pipeal.models.text:LSTM", "transformer": "pipeal.models.text:Transformer"},
+    (HF,),
 )
 """Classified texts."""
 
@@ -129,6 +149,7 @@ VISION = Names(
     },
     {"tinyimagenet200": "tinyimagenet", "demo": "toyimages", "embedded": "toyimages"},
     {"vgg": "pipeal.models.vision:VGG", "resnet": "pipeal.models.vision:Resnet"},
+    (HF, TORCHVISION),
 )
 """Classified images."""
 
@@ -147,6 +168,31 @@ def is_file(dataset: str) -> bool:
     (True, True, False)
     """
     return dataset.lower().endswith(_FILE_ENDS)
+
+
+_KINDS = {"texts": TEXT, "images": VISION, "language models": LANGUAGE}
+
+
+def source_of(model: str) -> str | None:
+    """The library that has a model of this name; None for pipeal.
+
+    >>> source_of("hf:models/bert-tiny"), source_of("torchvision:vit_b_16"), source_of("lstm")
+    ('hf', 'torchvision', None)
+    """
+    before, colon, _ = model.partition(":")
+    return before if colon and before in (HF, TORCHVISION) else None
+
+
+def as_file_name(model: str) -> str:
+    """The name of a model as a part of that of a folder.
+
+    >>> as_file_name("lstm"), as_file_name("hf:models/bert tiny"), as_file_name("torchvision:vit_b_16")
+    ('lstm', 'hf-bert_tiny', 'torchvision-vit_b_16')
+    """
+    source = source_of(model)
+    if source is None:
+        return model
+    return f"{source}-{re.sub(r'[^A-Za-z0-9._-]', '_', os.path.basename(os.path.abspath(model[len(source) + 1 :])))}"
 
 
 def contradicts(implied: Mode | None, mode: str | None) -> bool:

@@ -15,6 +15,7 @@ from pipeal.methods.al import ALPackage, LearningRates, OptimizerFactory
 from pipeal.models.charlm import LESSON, CharDims
 from pipeal.models.text import PUBLISHED, TextDims, Vectors
 from pipeal.models.vision import PUBLISHED_VISION, VisionDims
+from pipeal.models.weights import with_weights
 
 
 def build_text(
@@ -127,6 +128,7 @@ def model_layers(
     lr: LearningRates = 1e-3,
     optimizer: OptimizerFactory | None = None,
     method_options: Mapping[str, Any] | None = None,
+    weights: str | None = None,
     **options: Any,
 ) -> Iterator[TrainableLayer]:
     """The layers of such a model, each made when it is asked for: so that a model larger than memory never is whole.
@@ -135,12 +137,18 @@ def model_layers(
         names: The kind of model: ``TEXT``, ``VISION`` or ``LANGUAGE`` of :mod:`pipeal.core.names`.
         name: As for :func:`build_text` and its like; also ``mode``, ``lr``, ``optimizer`` and ``method_options``.
         sizes: As the ``network()`` of the model's class takes them, as are ``options``.
+        weights: A safetensors file that the network begins with, by the names of its BP form.
 
     Raises:
-        ConfigError: As :func:`build_text`; where sizes do not fit, from the first layer on.
+        ConfigError: As :func:`build_text`; where sizes do not fit, from the first layer on; or ``weights`` are not of
+            this network.
+        DataError: ``weights`` cannot be read.
     """
     model, form = _form_of(name, mode, names)
-    return make_layers(form, model.network(*sizes, **options), lr, optimizer, **(method_options or {}))
+    network = model.network(*sizes, **options)
+    if weights is not None:
+        network = with_weights(network, weights)
+    return make_layers(form, network, lr, optimizer, **(method_options or {}))
 
 
 def _form_of(name: str, mode: Mode | None, names: Names) -> tuple[Any, Mode]:

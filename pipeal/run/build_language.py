@@ -63,6 +63,7 @@ class LanguageModels(Models):
             method_options=method_options(self.config, mode),
             optimizer=adam,
             dims=_dims(self.config.model),
+            weights=self.config.model.weights,
         )
 
 

@@ -6,26 +6,28 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from pipeal.config import GroupingConfig, RunConfig, TextConfig, TextModelConfig
-from pipeal.core.artifacts import CLASSES, VOCABULARY
-from pipeal.core.errors import ConfigError
+from pipeal.core.artifacts import CLASSES, HF_FOLDER, VOCABULARY
+from pipeal.core.errors import ConfigError, DataError
 from pipeal.core.modules import module_of
-from pipeal.core.names import FILE, TEXT, WITH_HEADS
+from pipeal.core.names import FILE, TEXT, WITH_HEADS, source_of
 from pipeal.core.protocols import TrainableLayer
 from pipeal.data import (
     WHOLE,
     BatchLoader,
     Corpus,
     EpochBatches,
+    FolderTokenizer,
     PlannedBatchSampler,
     ReadAhead,
     Share,
     TextDataset,
+    TextSplit,
     Vocab,
     clean,
     find_thresholds,
@@ -39,6 +41,7 @@ from pipeal.data import (
 from pipeal.data.batching import Known, make_sampler
 from pipeal.methods.al import TouchedAdam, touch_rows
 from pipeal.models import TextDims, group_each, model_layers
+from pipeal.models.imported import Imported, folder_of, save_config, text_limits
 from pipeal.reporting import bars
 from pipeal.reporting.recorders import write_json
 from pipeal.run.build import (
@@ -112,6 +115,17 @@ class TextModels(Models):
     def build(self, mode: str) -> Iterator[TrainableLayer]:
         """See :meth:`Models.build <pipeal.run.build.Models.build>`."""
         model = self.config.model
+        if source_of(model.name) is not None:
+            imported = Imported(
+                model.name, self.classes, pad_index=self.pad_index, parts=model.parts, weights=model.weights
+            )
+            yield from imported.layers(
+                mode,
+                code=model.y_hid,
+                lr=rates(self.config.train.lr, mode),
+                method_options=method_options(self.config, mode),
+            )
+            return
         touched = model.embedding_updates == "touched"
         layers = model_layers(
             TEXT,
@@ -125,6 +139,7 @@ class TextModels(Models):
             dims=_dims(model),
             pad_index=self.pad_index,
             pretrained=self.pretrained,
+            weights=model.weights,
         )
         if self.thresholds:
             layers = group_each(layers, self.thresholds, model.grouping.layers, pad_index=self.pad_index)
@@ -136,13 +151,18 @@ class TextModels(Models):
 
 @dataclass(frozen=True)
 class TextExperiment(Experiment):
-    """A data set of classified texts and a model for it."""
+    """A data set of classified texts and a model for it.
+
+    Attributes:
+        vocab: The words, or the tokenizer of the model's folder.
+        class_names: In order.
+    """
 
     models: TextModels
     train: Corpus
     held: Corpus | None
     test: Corpus
-    vocab: Vocab
+    vocab: Vocab | FolderTokenizer
     class_names: tuple[str, ...]
 
     @property
@@ -163,9 +183,13 @@ class TextExperiment(Experiment):
         return BatchLoader(part, PlannedBatchSampler(part.lengths, budget, shuffle=False), pin_memory=True)
 
     def save(self, folder: Path) -> None:
-        """Leaves ``vocab.json`` and ``classes.json``."""
-        self.vocab.save(VOCABULARY.at(folder))
+        """Leaves ``classes.json``, and ``vocab.json`` or another library's configuration and tokenizer."""
         write_json(CLASSES.at(folder), {"classes": self.class_names})
+        if isinstance(self.vocab, Vocab):
+            self.vocab.save(VOCABULARY.at(folder))
+        else:
+            save_config(self.config.model.name, self.class_names, HF_FOLDER.at(folder))
+            self.vocab.save(HF_FOLDER.at(folder))
 
 
 def text_experiment(config: TextConfig) -> TextExperiment:
@@ -182,7 +206,12 @@ def text_experiment(config: TextConfig) -> TextExperiment:
     dataset = config.dataset
     data = replace(config.data, max_len=config.data.max_len or published_max_len(dataset))
     config = replace(config, data=data)
-    _dims(config.model)  # widths that do not fit are told before anything is read
+    tokenizer = None
+    if source_of(config.model.name) is None:
+        _dims(config.model)  # widths that do not fit are told before anything is read
+    else:
+        config, tokenizer = _tokenizer(config)
+        data = config.data
     if config.model.embedding_updates == "touched" and config.engine.replicas > 1:
         raise ConfigError(
             "model.embedding_updates: found touched, whose gradients replicas cannot average; expected dense, or "
@@ -190,17 +219,9 @@ def text_experiment(config: TextConfig) -> TextExperiment:
         )
     root = data_root(config)
     texts = _texts(config, root)
-    _log.info("building the vocabulary")
-    with bars.Steps("building the vocabulary"):
-        words = [clean(text, data.drop_stop_words) for text in texts.train.texts]
-        kept, out = hold_out(len(words), data.held_out)
-        vocab = Vocab.build([words[row] for row in kept], max_size=data.vocab_size, min_frequency=data.min_frequency)
-        classes = len(texts.classes)
-        whole = Corpus.from_tokens(words, texts.train.labels, vocab, max_len=data.max_len, classes=classes)
-        train, held = whole.subset(kept), (whole.subset(out) if len(out) else None)
-        test = Corpus.encode(
-            texts.test, vocab, max_len=data.max_len, drop_stop_words=data.drop_stop_words, classes=classes
-        )
+    numbered = _by_words(config, texts) if tokenizer is None else _by_tokenizer(config, texts, tokenizer)
+    train, held, test, vocab = numbered
+    classes = len(texts.classes)
     facts = facts_of(classes, train, held, test) | {
         "vocabulary": len(vocab),
         "mean_length": round(float(train.lengths.mean()), 2),
@@ -215,8 +236,9 @@ def text_experiment(config: TextConfig) -> TextExperiment:
     if config.model.pretrained == "none":
         if config.model.vectors is not None:
             raise ConfigError("model.vectors: found a file, but model.pretrained is none; say glove or fasttext")
-        _tell_of_vectors(config.model, root)
-    else:
+        if tokenizer is None:
+            _tell_of_vectors(config.model, root)
+    elif isinstance(vocab, Vocab):
         pretrained, found = _pretrained(config, root, vocab)
         facts["words_with_pretrained_vectors"] = found
     if data.batching.oversize == "drop":
@@ -268,6 +290,58 @@ def _tested_on(config: TextConfig) -> str:
     """In words without a file's name, by which a run that is taken up again knows its data wherever that lies."""
     share = config.data.test_share
     return f"{share:g} of it, drawn by seed {SPLIT_SEED}" if config.data.test_file is None else "a file of its own"
+
+
+def _tokenizer(config: TextConfig) -> tuple[TextConfig, FolderTokenizer]:
+    """That of a model of another library, and the configuration with lengths that the model takes.
+
+    Raises:
+        ConfigError: There is no such model, or it is none for texts.
+        DataError: There is no tokenizer, or it is for another model.
+    """
+    name, limits = config.model.name, text_limits(config.model.name)
+    tokenizer = FolderTokenizer(folder_of(name), limits.pad_index)
+    if len(tokenizer) > limits.vocab_size or tokenizer.pad_index >= limits.vocab_size:
+        raise DataError(
+            f"{name}: its tokenizer has {len(tokenizer)} tokens, but the model takes {limits.vocab_size}; expected the "
+            "tokenizer of this model"
+        )
+    wanted = config.data.max_len or tokenizer.longest
+    longest = min(wanted, tokenizer.longest, limits.positions or wanted)
+    if longest < wanted:
+        _log.info(f"texts are cut after {longest} tokens, not {wanted}: {name} has no more positions")
+    return replace(config, data=replace(config.data, max_len=longest)), tokenizer
+
+
+Numbered: TypeAlias = tuple[Corpus, Corpus | None, Corpus, Vocab | FolderTokenizer]
+"""The training, held-out and test texts as numbers, and what made them."""
+
+
+def _by_words(config: TextConfig, texts: TextDataset) -> Numbered:
+    data, classes = config.data, len(texts.classes)
+    _log.info("building the vocabulary")
+    with bars.Steps("building the vocabulary"):
+        words = [clean(text, data.drop_stop_words) for text in texts.train.texts]
+        kept, out = hold_out(len(words), data.held_out)
+        vocab = Vocab.build([words[row] for row in kept], max_size=data.vocab_size, min_frequency=data.min_frequency)
+        whole = Corpus.from_tokens(words, texts.train.labels, vocab, max_len=data.max_len, classes=classes)
+        train, held = whole.subset(kept), (whole.subset(out) if len(out) else None)
+        test = Corpus.encode(
+            texts.test, vocab, max_len=data.max_len, drop_stop_words=data.drop_stop_words, classes=classes
+        )
+    return train, held, test, vocab
+
+
+def _by_tokenizer(config: TextConfig, texts: TextDataset, tokenizer: FolderTokenizer) -> Numbered:
+    def numbered(split: TextSplit) -> Corpus:
+        tokens = tokenizer.encode(split.texts, config.data.max_len)
+        return Corpus.from_numbers(tokens, split.labels, tokenizer.pad_index, classes=len(texts.classes))
+
+    _log.info("tokenizing")
+    with bars.Steps("tokenizing"):
+        whole, test = numbered(texts.train), numbered(texts.test)
+        kept, out = hold_out(len(whole), config.data.held_out)
+        return whole.subset(kept), (whole.subset(out) if len(out) else None), test, tokenizer
 
 
 def _pretrained(config: TextConfig, root: Path, vocab: Vocab) -> tuple[npt.NDArray[np.float32], int]:

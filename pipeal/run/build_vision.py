@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from pipeal.config import VisionConfig, VisionModelConfig
-from pipeal.core.artifacts import IMAGES
+from pipeal.core.artifacts import HF_FOLDER, IMAGES
 from pipeal.core.errors import ConfigError
 from pipeal.core.modules import module_of
-from pipeal.core.names import VISION
+from pipeal.core.names import HF, VISION, source_of
 from pipeal.core.protocols import TrainableLayer
 from pipeal.data import (
     WHOLE,
@@ -27,6 +27,7 @@ from pipeal.data import (
 )
 from pipeal.engine.devices.cpus import cores
 from pipeal.models import VisionDims, model_layers
+from pipeal.models.imported import Imported, save_config
 from pipeal.reporting import bars
 from pipeal.reporting.recorders import write_json
 from pipeal.run.build import (
@@ -62,17 +63,32 @@ class VisionModels(Models):
 
     def build(self, mode: str) -> Iterator[TrainableLayer]:
         """See :meth:`Models.build <pipeal.run.build.Models.build>`."""
-        model = self.config.model
-        layers = model_layers(
-            VISION,
-            model.name,
-            mode,
-            self.classes,
-            lr=rates(self.config.train.lr, mode),
-            method_options=method_options(self.config, mode),
-            dims=_dims(model, self.config.data.size),
-            one_by_one=True,
-        )
+        model, size = self.config.model, self.config.data.size
+        lr, options = rates(self.config.train.lr, mode), method_options(self.config, mode)
+        if source_of(model.name) is None:
+            layers = model_layers(
+                VISION,
+                model.name,
+                mode,
+                self.classes,
+                lr=lr,
+                method_options=options,
+                dims=_dims(model, size),
+                one_by_one=True,
+                weights=model.weights,
+            )
+        else:
+            imported = Imported(model.name, self.classes, size=size, parts=model.parts, weights=model.weights)
+            assert model.bridges != "lookahead"  # refused where options are read
+            layers = imported.layers(
+                mode,
+                code=model.y_hid,
+                hidden=model.x_hid,
+                labels=model.labels,
+                bridges=model.bridges,
+                lr=lr,
+                method_options=options,
+            )
         for layer in layers:
             if model.channels_last:
                 module_of(layer).to(memory_format=torch.channels_last)
@@ -107,10 +123,12 @@ class VisionExperiment(Experiment):
         return self._batches(part, batch_size=EVALUATION_BATCH, shuffle=False)
 
     def save(self, folder: Path) -> None:
-        """Leaves ``images.json``: class names, and what pixels are normalised with."""
+        """Leaves ``images.json``: class names, and what pixels are normalised with; of ``hf:``, its configuration."""
         dataset = self.dataset
         facts = {"classes": dataset.classes, "size": self.config.data.size, "mean": dataset.mean, "std": dataset.std}
         write_json(IMAGES.at(folder), facts)
+        if source_of(self.config.model.name) == HF:
+            save_config(self.config.model.name, dataset.classes, HF_FOLDER.at(folder))
 
     def _batches(self, split: ImageSplit, **options: Any) -> ImageBatches:
         channels_last = self.config.model.channels_last
@@ -132,7 +150,8 @@ def vision_experiment(config: VisionConfig) -> VisionExperiment:
     dataset = config.dataset
     data = replace(config.data, workers=_workers(config))
     config = replace(config, data=data)
-    _dims(config.model, data.size)  # sizes that do not fit are told before anything is read
+    if source_of(config.model.name) is None:
+        _dims(config.model, data.size)  # sizes that do not fit are told before anything is read
     _log.info(f"reading {dataset}")
     with bars.downloads() as fetching, bars.decodings() as decoding:
         fetching.begin(f"reading {dataset}")

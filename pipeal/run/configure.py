@@ -18,12 +18,13 @@ from pipeal.config import (
     load_config,
     nested,
 )
-from pipeal.core.errors import ConfigError, unknown_name
+from pipeal.core.errors import ConfigError, DataError, unknown_name
 from pipeal.core.methods import COMPARE, METHODS
-from pipeal.core.names import FILE, LANGUAGE, TEXT, VISION, Mode, contradicts, form_told, is_file
+from pipeal.core.names import FILE, HF, LANGUAGE, TEXT, VISION, Mode, contradicts, form_told, is_file, source_of
 from pipeal.engine.distributed.launch import Launch
 from pipeal.engine.schedule import schedule_named
 from pipeal.run.grid import parse_grid, settings_of, with_setting
+from pipeal.run.imported_settings import usual_settings
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +40,8 @@ def configure(
     given: Mapping[str, Any],
 ) -> Config:
     """Defaults, then the YAML file, then the options given, then ``--set``; says which of those have no effect.
+
+    A model of another library has no file; what is usual for it (:mod:`pipeal.run.imported_settings`) comes before all.
 
     Args:
         schema: What comes out.
@@ -59,7 +62,8 @@ def configure(
     asked = {"dataset": dataset, "model.name": name, **given, "train.mode": mode or implied}
     values = nested({key: value for key, value in asked.items() if value not in (None, ())})
     path = Path(config_file) if config_file is not None else find_config(dataset, name)
-    config = load_config(schema, path, overrides=overrides, values=values)
+    usual = None if source_of(name) is None else usual_settings(schema, dataset, name, with_file=path is None)
+    config = load_config(schema, path, overrides=overrides, values=values, usual=usual)
     schedule_named(config.engine.schedule).within(config.engine.within_stage)  # refused before data are read
     grid = parse_grid(config)
     launch = Launch.found()
@@ -117,6 +121,10 @@ def named_config(
         schema: type[RunConfig] = LanguageConfig
     elif preset is not None:
         raise ConfigError(f"--preset: found {preset}, but {model} has none; they are for charlm")
+    elif source_of(model) == HF and dataset is None:
+        raise ConfigError(f"--dataset: {model} may be for texts or for images; expected the data set that it is for")
+    elif source_of(model) == HF and dataset is not None and _is_of_images(dataset):
+        kind, names, schema = "vision", VISION, VisionConfig
     elif TEXT.has_model(model):
         kind, names, schema = "text", TEXT, TextConfig
     elif VISION.has_model(model):
@@ -127,6 +135,14 @@ def named_config(
     if dataset is not None and data == FILE and is_file(dataset):
         given = {**given, "data.file": dataset}
     return kind, configure(schema, data, (name, None if any_form else form), config_file, overrides, given)
+
+
+def _is_of_images(dataset: str) -> bool:
+    try:
+        VISION.dataset(dataset)
+    except DataError:
+        return False
+    return True
 
 
 def say_form(model: tuple[str, Mode | None], config: RunConfig) -> None:

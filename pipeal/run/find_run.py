@@ -18,6 +18,7 @@ from pipeal.core.artifacts import ASKED, CHECKPOINTS, LOCK
 from pipeal.core.atomic import sync_folder
 from pipeal.core.errors import ConfigError, DataError, first_line, refusals_told
 from pipeal.core.lock import FileLock, lock_is_held
+from pipeal.core.names import as_file_name
 from pipeal.run.grid import is_in
 from pipeal.run.run_folder import RunFolder, last_told, write_asked
 
@@ -113,7 +114,7 @@ def _sweep(config: RunConfig) -> None:
 
 
 def _name(config: RunConfig) -> str:
-    return f"{config.dataset}-{config.model.name}-{config.train.mode}"
+    return f"{config.dataset}-{as_file_name(config.model.name)}-{config.train.mode}"
 
 
 def _number(path: Path, config: RunConfig) -> int | None:

@@ -82,16 +82,34 @@ class Corpus:
         if max_len is not None and max_len < 1:
             raise ConfigError(f"max_len {max_len}, wanted at least 1 (None cuts no text)")
         get, unk = vocab.indices.get, vocab.unk_index
+        numbers = ([get(word, unk) for word in words[:max_len]] or [unk] for words in token_lists)
+        return cls.from_numbers(numbers, labels, vocab.pad_index, classes=classes)
+
+    @classmethod
+    def from_numbers(
+        cls, texts: Iterable[Sequence[int]], labels: Sequence[int], pad_index: int, *, classes: int | None = None
+    ) -> Corpus:
+        """Texts that are numbers already.
+
+        Args:
+            texts: The tokens of each, at least one.
+            labels: Their labels, counted from 0.
+            pad_index: What fills the end of short samples in a batch.
+            classes: How many classes there are; by default, as many as the labels show.
+
+        Raises:
+            DataError: As :meth:`from_tokens`.
+        """
         tokens, ends = array("i"), array("q", [0])
-        for words in token_lists:
-            tokens.extend([get(word, unk) for word in words[:max_len]] or [unk])
+        for numbers in texts:
+            tokens.extend(numbers)
             ends.append(len(tokens))
         return cls(
             np.array(tokens, dtype=np.int32),
             np.array(ends, dtype=np.int64),
             np.asarray(labels, dtype=np.int64),
             max(labels, default=-1) + 1 if classes is None else classes,
-            vocab.pad_index,
+            pad_index,
         )
 
     def __post_init__(self) -> None:

@@ -93,7 +93,7 @@ def _convert(
         _check_trainable(number, part, how.optimizer)
         tried.append(_try_part(number, part, tried[-1].out if tried else sample, on_meta=on_meta))
     if not on_meta and isinstance(model, nn.Module) and all(isinstance(part.module, Piece) for part in parts):
-        _check_same(model, sample, tried[-1].out)
+        check_same(model, sample, tried[-1].out)
     pieces = [
         _piece(number, part, f, own[number], pools.get(number), on_meta=on_meta)
         for number, (part, f) in enumerate(zip(parts, tried, strict=True))
@@ -252,7 +252,7 @@ def _try_part(number: int, part: Part, x: Tree, *, on_meta: bool) -> Harmless:
     return tried
 
 
-def _check_same(model: nn.Module, sample: Tree, out: Tree) -> None:
+def check_same(model: nn.Module, sample: Tree, out: Tree) -> None:
     """Asks whether the parts that a forward was cut into give together what it gives whole.
 
     They do not where it writes into a tensor that another part has a copy of, or into a constant, at which no cut can

@@ -58,9 +58,11 @@ def crossing_at(
 
 
 def masks_of(traced: Traced) -> list[fx.Node]:
-    """The inputs of the model that are masks."""
+    """The inputs of the model that are masks, and what a submodule makes of the input that says that it gives one."""
 
     def is_mask(node: fx.Node) -> bool:
+        if node.op == "call_module":
+            return bool(getattr(traced.root.get_submodule(str(node.target)), "gives_mask", False))
         if node.target is not operator.getitem or not isinstance(node.args[0], fx.Node):
             return False
         return node.args[0].op == "placeholder" and node.args[1] in traced.root.masks

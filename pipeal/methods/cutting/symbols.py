@@ -80,7 +80,9 @@ class _Tracer(fx.Tracer):
         return bool(module_qualified_name) and module_qualified_name not in self._around
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        return forward(*args, **kwargs) if self._computing else super().call_module(m, forward, args, kwargs)
+        # One that the forward makes for itself, such as nn.ReLU()(x), is a step of it, and no submodule with a name.
+        is_step = m not in self.submodule_paths and not any(True for _ in m.parameters())  # type: ignore[operator]
+        return forward(*args, **kwargs) if self._computing or is_step else super().call_module(m, forward, args, kwargs)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
         return attr_val if self._computing else super().getattr(attr, attr_val, parameter_proxy_cache)
@@ -127,6 +129,8 @@ class _Tracer(fx.Tracer):
             args, kwargs = fx.node.map_arg(node.args, value), fx.node.map_arg(node.kwargs, value)
             if node.op == "placeholder":
                 self.values[node] = self._sample
+            elif node.op == "get_attr":
+                self.values[node] = attrgetter(str(node.target))(self.root)
             elif node.op == "call_module":
                 self.values[node] = attrgetter(str(node.target))(self.root)(*args, **kwargs)
             elif node.op == "call_method":

@@ -12,6 +12,9 @@ from __future__ import annotations
 import operator
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from traceback import walk_tb
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -76,7 +79,8 @@ def trace_model(model: nn.Module, around: Collection[str], sample: Tree, split: 
     except Exception as error:  # a user's forward, on symbols, may raise anything
         why = why_not(root) or f"{_hint(model, split)}put what depends on values into a submodule, {LIST_INSTEAD}"
         raise ConfigError(
-            f"the forward of {type(model).__name__} cannot be followed between the cuts: {first_line(error)}; {why}"
+            f"the forward of {type(model).__name__} cannot be followed between the cuts{_place(error.__traceback__)}: "
+            f"{first_line(error)}; {why}"
         ) from error
     return Traced(_both_modes(train, evaluation, root, _hint(model, split)), root, values)
 
@@ -89,6 +93,16 @@ def parents(name: str) -> list[str]:
     """
     places = name.split(".")
     return [".".join(places[:end]) for end in range(len(places) - 1, 0, -1)]
+
+
+def _place(at: TracebackType | None) -> str:
+    """The line of a model's own code at which it raised, for a message."""
+    found = ""
+    for frame, line in walk_tb(at):
+        module = str(frame.f_globals.get("__name__"))
+        if module.partition(".")[0] not in ("torch", "pipeal"):
+            found = f", at {Path(frame.f_code.co_filename).name}:{line}"
+    return found
 
 
 def _hint(model: nn.Module, split: Sequence[str]) -> str:

@@ -1,0 +1,413 @@
+"""Networks that other libraries have, by name: built or loaded, cut where their blocks begin, trained by any method.
+
+::
+
+    hf:FOLDER          config.json ──► transformers' own classifier ──► embedding │ block │ block │ … │ block, head
+                       *.safetensors, if it has any                     the longest row of blocks that are alike
+    torchvision:NAME   torchvision.models.get_model ──────────────────► parts of about equal cost
+
+Backpropagation trains it as it is. Layers of other methods answer by themselves, so that the last linear map of the
+network, from features to classes, is left out: through it, AL's top bridge would see no more than a number per class.
+Texts come in as ``(B, T)`` tokens, padded on the right, of which :class:`Words` makes the mask; images as
+``(B, 3, S, S)``. Nothing is downloaded: a folder has all that is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torchvision
+from torch import Tensor, nn
+
+from pipeal.core.errors import ConfigError, DataError, first_line
+from pipeal.core.extras import transformers
+from pipeal.core.methods import METHODS
+from pipeal.core.names import HF, source_of
+from pipeal.core.protocols import TrainableLayer
+from pipeal.core.tree import Tree
+from pipeal.methods.al import ALPackage, LearningRates
+from pipeal.methods.al.bridges import BridgeStyle
+from pipeal.methods.al.codes import LabelStyle
+from pipeal.methods.al.convert import check_same
+from pipeal.methods.cutting.cut import cut
+from pipeal.methods.cutting.probe import probing
+from pipeal.methods.network import part_sizes
+from pipeal.models.weights import fill_network, tell_once
+
+USUAL_PARTS = 4
+"""Of a network without a row of blocks."""
+
+_SAMPLE_ROWS, _SAMPLE_LENGTH = 4, 8
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A network of another library, for a task.
+
+    Attributes:
+        name: ``hf:FOLDER`` or ``torchvision:NAME``.
+        classes: How many classes there are.
+        pad_index: The token that pads; None where the inputs are images.
+        size: The side of images, in pixels.
+        parts: Into how many parts the network is cut; None for the usual ones.
+        weights: A safetensors file of starting weights, by the names that the library has for them.
+    """
+
+    name: str
+    classes: int
+    pad_index: int | None = None
+    size: int = 32
+    parts: int | None = None
+    weights: str | None = None
+
+    def layers(
+        self,
+        method: str,
+        *,
+        code: int,
+        hidden: int | None = None,
+        labels: LabelStyle = "inverse",
+        bridges: BridgeStyle = "pooled",
+        lr: LearningRates = 1e-3,
+        method_options: Mapping[str, Any] | None = None,
+    ) -> Iterator[TrainableLayer]:
+        """The layers that train it by a method. All are made when the first is asked for, whatever device is current.
+
+        Where the current device is the meta device when a layer is asked for, it is given without its weights.
+
+        Args:
+            method: A name of :data:`pipeal.core.methods.METHODS`.
+            code: The width of AL's label codes.
+            hidden: That of a hidden layer in AL's bridges.
+            labels: See :meth:`pipeal.ALPackage.from_bp`, as for what follows.
+            bridges: See there.
+            lr: See there.
+            method_options: See there.
+
+        Raises:
+            ConfigError: There is no such network, it cannot be cut, or the method cannot train it.
+            DataError: Its weights cannot be read.
+        """
+        of_al = {"code": code, "hidden": hidden, "labels": labels, "bridges": bridges}
+        with torch.device("cpu"):
+            network, sample = self.network(), self.sample()
+            head = None if METHODS[method].is_whole else head_of(network, self.classes)
+            if head is not None:
+                network.set_submodule(head, nn.Identity())
+            try:
+                package = ALPackage.from_bp(
+                    self.pieces(network, sample),
+                    sample,
+                    self.classes,
+                    method=method,
+                    method_options=method_options,
+                    lr=lr,
+                    **(of_al if METHODS[method].has_labels else {}),  # type: ignore[arg-type]
+                )
+            except ConfigError as error:
+                raise ConfigError(f"model.name: {self.name}: {error}") from error
+        for layer in package.train():
+            yield layer.to("meta") if torch.empty(0).is_meta else layer
+
+    def network(self) -> nn.Module:
+        """It, with its weights: one module, from an input to logits ``(B, classes)``.
+
+        Raises:
+            ConfigError: There is no such network.
+            DataError: Its weights cannot be read.
+        """
+        if source_of(self.name) == HF:
+            model = _from_folder(folder_of(self.name), self.classes, self.pad_index)
+            network: nn.Module = OnImages(model) if self.pad_index is None else OnTokens(model, self.pad_index)
+        else:
+            network = model = _of_torchvision(self.name.partition(":")[2], self.classes, self.size)
+        if self.weights is not None:
+            fill_network(model, self.weights, self.classes)
+        return network.train()
+
+    def sample(self) -> Tensor:
+        """A small batch of such inputs, always the same; of texts, some are padded."""
+        random = torch.Generator().manual_seed(0)
+        if self.pad_index is None:
+            return torch.randn(2, 3, self.size, self.size, generator=random)
+        limits = text_limits(self.name)
+        length = min(_SAMPLE_LENGTH, limits.positions or _SAMPLE_LENGTH)
+        tokens = torch.randint(limits.vocab_size, (_SAMPLE_ROWS, length), generator=random)
+        tokens[1:, length // 2 :] = self.pad_index
+        return tokens
+
+    def pieces(self, network: nn.Module, sample: Tensor) -> list[nn.Module]:
+        """The parts that it is cut into, in order; together they are the network.
+
+        Raises:
+            ConfigError: It cannot be cut.
+        """
+        pieces = [part.module for part in self._cut(network, sample)]
+        x: Tree = sample
+        for piece in pieces:
+            with probing(piece):
+                x = piece(x)
+        check_same(network, sample, x)
+        return pieces
+
+    def _cut(self, network: nn.Module, sample: Tensor) -> list[Any]:
+        if self.parts == 1:
+            return cut([network], None, sample)
+        row = _row_of_blocks(network) if source_of(self.name) == HF else None
+        if row is None:
+            return cut(network, self.parts or USUAL_PARTS, sample)
+        name, blocks = row
+        sizes = part_sizes(blocks + 1, self.parts)  # what comes before the first block is one, too
+        return cut(network, [f"{name}.{start - 1}" for start in list(accumulate(sizes))[:-1]], sample)
+
+
+def head_of(network: nn.Module, classes: int) -> str | None:
+    """The name of the linear map that gives a network's answer; None where it has none.
+
+    >>> head_of(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), classes=3)
+    '2'
+    """
+    maps = [name for name, part in network.named_modules() if isinstance(part, nn.Linear)]
+    last = maps[-1] if maps else ""
+    return last if last and network.get_submodule(last).out_features == classes else None
+
+
+class Words(nn.Module):
+    """Which tokens are words: all up to the last one that does not pad, and the first.
+
+    A token that pads may also be one that a text has, such as GPT-2's end of a text.
+
+    Args:
+        pad_index: The token that pads.
+    """
+
+    gives_mask = True  # it goes to all bridges: see pipeal.methods.cutting.crossing
+    draws_from_default = False
+
+    def __init__(self, pad_index: int) -> None:
+        super().__init__()
+        self.pad_index = pad_index
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """``(B, T)`` tokens to 1 and 0, int64, as tokenizers give masks."""
+        mask = tokens.ne(self.pad_index).flip(1).cumsum(1).flip(1).gt(0)
+        mask[:, :1].fill_(True)
+        return mask.long()
+
+
+class OnTokens(nn.Module):
+    """A classifier of texts of ``transformers``, from tokens to logits.
+
+    Args:
+        model: It.
+        pad_index: The token that pads.
+    """
+
+    def __init__(self, model: nn.Module, pad_index: int) -> None:
+        super().__init__()
+        self.words, self.model = Words(pad_index), model
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """``(B, T)`` int64."""
+        return self.model(input_ids=tokens, attention_mask=self.words(tokens)).logits
+
+
+class OnImages(nn.Module):
+    """A classifier of images of ``transformers``, from images to logits.
+
+    Args:
+        model: It.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> Tensor:
+        """``(B, 3, S, S)``."""
+        return self.model(pixel_values=images).logits
+
+
+@dataclass(frozen=True)
+class TextLimits:
+    """What a model of texts takes.
+
+    Attributes:
+        vocab_size: Tokens are below it.
+        positions: The most tokens of a text; None for any number.
+        pad_index: What pads, as its configuration has it.
+    """
+
+    vocab_size: int
+    positions: int | None
+    pad_index: int | None
+
+
+@cache
+def text_limits(name: str) -> TextLimits:
+    """Those of ``hf:FOLDER``.
+
+    Raises:
+        ConfigError: There is no such folder, or it is no model for texts.
+    """
+    folder = folder_of(name)
+    config = folder_config(folder)
+    with torch.device("meta"):
+        model = _made(folder, "AutoModelForSequenceClassification", config)
+    positions = getattr(config, "max_position_embeddings", None)
+    for part_name, part in model.named_modules():
+        is_of_places = part_name.endswith("position_embeddings") and isinstance(part, nn.Embedding)
+        if positions is not None and is_of_places and part.padding_idx is not None:
+            positions = part.num_embeddings - part.padding_idx - 1  # RoBERTa counts places from there
+    return TextLimits(model.get_input_embeddings().num_embeddings, positions, getattr(config, "pad_token_id", None))
+
+
+def folder_config(folder: Path, **changes: Any) -> Any:
+    """The configuration of a folder, as ``transformers`` has it.
+
+    Raises:
+        ConfigError: There is no such folder, or nothing in it that the library can read.
+    """
+    library = transformers()
+    if not (folder / "config.json").is_file():
+        found = "has no config.json" if folder.is_dir() else "is no folder"
+        raise ConfigError(
+            f"model.name: hf:{folder}: {folder} {found}; expected the folder of a transformers model, as "
+            "save_pretrained leaves it (names of the Hugging Face Hub are not downloaded)"
+        )
+    try:
+        return library.AutoConfig.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False, **changes
+        )
+    except Exception as error:  # whatever the library raises
+        raise ConfigError(
+            f"model.name: hf:{folder}: transformers cannot read its config.json: {first_line(error)}"
+        ) from error
+
+
+def folder_of(name: str) -> Path:
+    """The folder that ``hf:FOLDER`` names."""
+    return Path(name.partition(":")[2])
+
+
+def save_config(name: str, classes: Sequence[str], folder: Path) -> None:
+    """Leaves the configuration of ``hf:FOLDER``, as it is trained, in another folder.
+
+    Args:
+        name: The model's.
+        classes: Their names, in order.
+        folder: Where to.
+
+    Raises:
+        DataError: It cannot be written.
+    """
+    config = folder_config(folder_of(name), num_labels=len(classes))
+    config.id2label = dict(enumerate(classes))
+    config.label2id = {label: number for number, label in enumerate(classes)}
+    try:
+        config.save_pretrained(str(folder))
+    except OSError as error:
+        raise DataError(f"cannot write {folder}: {error.strerror or error}") from error
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether a folder has weights, in files that are read.
+
+    Raises:
+        DataError: It has them in others alone.
+    """
+    if any(folder.glob("*.safetensors")):
+        return True
+    others = sorted(path.name for kind in ("*.bin", "*.h5", "*.msgpack", "*.ckpt") for path in folder.glob(kind))
+    if others:
+        raise DataError(
+            f"hf:{folder}: its weights are in {others[0]}, which is not read, as such files may run code; expected "
+            "safetensors: load it elsewhere and save_pretrained(FOLDER), or remove the file to start untrained"
+        )
+    return False
+
+
+def _from_folder(folder: Path, classes: int, pad_index: int | None) -> nn.Module:
+    kind: Literal["AutoModelForSequenceClassification", "AutoModelForImageClassification"]
+    kind = "AutoModelForImageClassification" if pad_index is None else "AutoModelForSequenceClassification"
+    config = folder_config(folder, num_labels=classes)
+    config.use_cache = False
+    if pad_index is not None:
+        config.pad_token_id = pad_index
+    if not has_weights(folder):
+        return _made(folder, kind, config).float()
+    _made_on_meta(folder, kind, config)  # what it is not is told in the same words
+    try:
+        model, told = getattr(transformers(), kind).from_pretrained(
+            str(folder),
+            config=config,
+            local_files_only=True,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    except Exception as error:  # whatever the library raises
+        raise DataError(f"hf:{folder}: transformers cannot load its weights: {first_line(error)}") from error
+    new = sorted({*told["missing_keys"], *(one[0] for one in told["mismatched_keys"])})
+    if len(new) >= len(list(model.parameters())):
+        raise DataError(
+            f"hf:{folder}: its weights are of another model: none is called as one of {type(model).__name__}"
+        )
+    if new:
+        tell_once(f"hf:{folder}: starting at random, as its weights have none of this name and shape: {', '.join(new)}")
+    return model.float()
+
+
+def _made_on_meta(folder: Path, kind: str, config: Any) -> None:
+    with torch.device("meta"):
+        _made(folder, kind, config)
+
+
+def _made(folder: Path, kind: str, config: Any) -> Any:
+    what = "texts" if "Sequence" in kind else "images"
+    try:
+        return getattr(transformers(), kind).from_config(config, trust_remote_code=False)
+    except Exception as error:  # whatever the library raises
+        why = "" if "Unrecognized configuration class" in str(error) else f": {first_line(error)}"
+        raise ConfigError(
+            f"model.name: hf:{folder}: transformers makes no classifier of {what} of the model type "
+            f"{config.model_type!r}{why}"
+        ) from error
+
+
+def _of_torchvision(name: str, classes: int, size: int) -> nn.Module:
+    known = torchvision.models.list_models(module=torchvision.models)
+    if name not in known:
+        near = get_close_matches(name.lower(), known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else "torchvision.models.list_models() has all"
+        raise ConfigError(f"model.name: unknown model {name!r} of torchvision {torchvision.__version__}; {hint}")
+    options: dict[str, Any] = {}
+    if name.startswith("vit_"):
+        options["image_size"] = size
+    if name in ("googlenet", "inception_v3"):
+        options |= {"aux_logits": False, "init_weights": True}
+    try:
+        model: nn.Module = torchvision.models.get_model(name, weights=None, num_classes=classes, **options)
+    except Exception as error:  # an image that no patch divides, say
+        raise ConfigError(f"model.name: torchvision:{name} for images of {size} pixels: {first_line(error)}") from error
+    return model
+
+
+def _row_of_blocks(network: nn.Module) -> tuple[str, int] | None:
+    """The name of the row of blocks that are alike which has most of a network's weights, and how many they are."""
+    rows = {
+        name: row
+        for name, row in network.named_modules()
+        if isinstance(row, nn.ModuleList) and len(row) > 1 and len({type(block) for block in row}) == 1
+    }
+    if not rows:
+        return None
+    name = max(rows, key=lambda name: sum(weight.numel() for weight in rows[name].parameters()))
+    return name, len(rows[name])

@@ -1,0 +1,253 @@
+"""Models of other libraries by name. All are small, and made here: nothing is downloaded."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from pipeal import ALPackage, ConfigError, DataError, Pipeline
+from pipeal.core.names import TEXT
+from pipeal.methods.bp_parts import bp_parts
+from pipeal.models import TextDims, model_layers
+from pipeal.models.imported import Imported, head_of
+
+transformers = pytest.importorskip("transformers")
+
+CLASSES, VOCABULARY = 3, 40
+SIZES: dict[str, Any] = {
+    "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 24,
+}  # fmt: skip
+TEXTS: dict[str, Callable[[], Any]] = {
+    "bert": lambda: transformers.BertConfig(vocab_size=VOCABULARY, max_position_embeddings=20, **SIZES),
+    "distilbert": lambda: transformers.DistilBertConfig(
+        vocab_size=VOCABULARY, dim=16, n_layers=3, n_heads=2, hidden_dim=24, max_position_embeddings=20
+    ),
+    "gpt2": lambda: transformers.GPT2Config(
+        vocab_size=VOCABULARY, n_embd=16, n_layer=3, n_head=2, n_positions=20, bos_token_id=0, eos_token_id=0
+    ),
+    "roberta": lambda: transformers.RobertaConfig(
+        vocab_size=VOCABULARY, max_position_embeddings=21, pad_token_id=0, **SIZES
+    ),
+}
+
+
+def vit() -> Any:
+    return transformers.ViTConfig(image_size=16, patch_size=4, **SIZES)
+
+
+def texts(rows: int = 6, longest: int = 9, padding: int = 0) -> torch.Tensor:
+    random = torch.Generator().manual_seed(rows)
+    tokens = torch.randint(1, VOCABULARY, (rows, longest + padding), generator=random)
+    lengths = torch.randint(1, longest + 1, (rows, 1), generator=random)
+    return tokens.masked_fill(torch.arange(longest + padding) >= lengths, 0)
+
+
+def learns(network: Imported, x: torch.Tensor, method: str = "al", steps: int = 30, lr: float = 3e-3) -> ALPackage:
+    """Trains it on one batch, and asks that every loss of every layer falls."""
+    torch.manual_seed(0)
+    package = ALPackage(network.layers(method, code=16, lr=lr))
+    y = torch.arange(len(x)) % CLASSES
+    with Pipeline(package, ["cpu"], "sequential", threads=1) as pipe:
+        for losses in pipe.run([(x, y)] * steps).losses:
+            assert losses[-3:].mean() < 0.8 * losses[:3].mean()
+        assert pipe.predict(x).shape == (len(x), CLASSES)
+    return package
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_the_parts_of_a_folder_of_transformers_are_its_network(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("it asked another host"))
+    TEXTS[kind]().save_pretrained(tmp_path)
+    network = Imported(f"hf:{tmp_path}", CLASSES, pad_index=0)
+    whole = network.network()
+    pieces = [piece.eval() for piece in network.pieces(whole, network.sample())]
+    assert len(pieces) == 4, "what comes before the blocks, and three blocks"
+    whole.eval()
+    with torch.no_grad():
+        for x in (texts(), texts(2, 3), texts(5, 7, padding=4), texts(1, 1)):  # not of the sample's size
+            wanted, found = whole(x), x
+            for piece in pieces:
+                found = piece(found)
+            torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize(
+    "kind", ["bert", *(pytest.param(one, marks=pytest.mark.slow) for one in ("distilbert", "gpt2"))]
+)
+def test_a_folder_of_texts_learns_and_padding_changes_no_answer(kind: str, tmp_path: Path) -> None:
+    TEXTS[kind]().save_pretrained(tmp_path)
+    x = texts()
+    package = learns(Imported(f"hf:{tmp_path}", CLASSES, pad_index=0, parts=3), x).eval()
+    assert len(package) == 3
+    longer = torch.nn.functional.pad(x, (0, 5))
+    for exit_at in (1, 3):
+        torch.testing.assert_close(package.infer(longer, exit_at), package.infer(x, exit_at))
+
+
+def test_a_token_that_pads_is_a_word_where_others_follow(tmp_path: Path) -> None:
+    """GPT-2 pads with its end of a text, which a text may have, too."""
+    TEXTS["gpt2"]().save_pretrained(tmp_path)
+    whole = Imported(f"hf:{tmp_path}", CLASSES, pad_index=0).network()
+    assert whole.words(torch.tensor([[0, 3, 0, 4, 0, 0], [0, 0, 0, 0, 0, 0]])).tolist() == [  # type: ignore[operator]
+        [1, 1, 1, 1, 0, 0],
+        [1, 0, 0, 0, 0, 0],
+    ]
+
+
+@pytest.mark.slow
+def test_a_vision_transformer_of_a_folder_learns(tmp_path: Path) -> None:
+    vit().save_pretrained(tmp_path)
+    learns(Imported(f"hf:{tmp_path}", CLASSES, size=16), torch.randn(6, 3, 16, 16))
+    with pytest.raises(ConfigError, match=r"hf:.*doesn't match model \(16\*16\)"):
+        next(Imported(f"hf:{tmp_path}", CLASSES, size=32).layers("al", code=16))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "size"), [("regnet_y_400mf", 32), ("convnext_tiny", 32), ("mobilenet_v3_small", 32), ("vit_b_16", 16)]
+)
+def test_models_of_torchvision_learn(name: str, size: int) -> None:
+    package = learns(Imported(f"torchvision:{name}", CLASSES, size=size), torch.randn(6, 3, size, size), lr=1e-3)
+    assert len(package) == 4
+
+
+@pytest.mark.parametrize("method", ["greedy", "predsim"])
+def test_other_methods_train_it_without_its_head(method: str, tmp_path: Path) -> None:
+    TEXTS["bert"]().save_pretrained(tmp_path)
+    network = Imported(f"hf:{tmp_path}", CLASSES, pad_index=0, parts=2)
+    assert head_of(network.network(), CLASSES) == "model.classifier"
+    package = learns(network, texts(), method)
+    assert not [name for name, _ in package.named_parameters() if "classifier.weight" in name]
+
+
+def test_backpropagation_has_its_own_head_and_a_row_of_blocks(tmp_path: Path) -> None:
+    TEXTS["bert"]().save_pretrained(tmp_path)
+    package = learns(Imported(f"hf:{tmp_path}", CLASSES, pad_index=0), texts(), "bp")
+    assert [name for name, _ in package.named_parameters() if name.endswith("classifier.weight")]
+    assert len(bp_parts(list(package))) == 4
+
+
+def test_a_checkpoint_begins_with_its_weights_and_a_seed_with_its_own(tmp_path: Path) -> None:
+    config = TEXTS["bert"]()
+    config.save_pretrained(tmp_path)
+    network = Imported(f"hf:{tmp_path}", CLASSES, pad_index=0)
+
+    def first(seed: int) -> torch.Tensor:
+        torch.manual_seed(seed)
+        return network.network().get_parameter("model.bert.encoder.layer.1.output.dense.weight").detach()
+
+    assert torch.equal(first(0), first(0))
+    assert not torch.equal(first(0), first(1))
+    trained = transformers.BertModel(config)
+    trained.save_pretrained(tmp_path)
+    assert torch.equal(first(0), trained.encoder.layer[1].output.dense.weight)
+
+
+def test_layers_that_are_elsewhere_are_on_the_meta_device(tmp_path: Path) -> None:
+    TEXTS["bert"]().save_pretrained(tmp_path)
+    network = Imported(f"hf:{tmp_path}", CLASSES, pad_index=0, parts=2)
+    torch.manual_seed(0)
+    here = list(network.layers("al", code=16))
+    torch.manual_seed(0)
+    made = network.layers("al", code=16)
+    with torch.device("meta"):
+        first = next(made)
+    second = next(made)
+    assert all(tensor.is_meta for tensor in first.state_dict().values())  # type: ignore[attr-defined]
+    for name, tensor in second.state_dict().items():  # type: ignore[attr-defined]
+        assert torch.equal(tensor, here[1].state_dict()[name])  # type: ignore[attr-defined]
+
+
+def test_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(error: type[Exception], match: str, network: Imported) -> None:
+        with pytest.raises(error, match=match) as found:
+            next(network.layers("al", code=16))
+        assert "\n" not in str(found.value)
+
+    refused(ConfigError, "is no folder; expected", Imported(f"hf:{tmp_path}/none", CLASSES, pad_index=0))
+    refused(ConfigError, "has no config.json; expected", Imported(f"hf:{tmp_path}", CLASSES, pad_index=0))
+    refused(ConfigError, "did you mean 'resnet18'", Imported("torchvision:resnet_18", CLASSES))
+    refused(ConfigError, "torchvision:vit_b_16 for images of 24 pixels", Imported("torchvision:vit_b_16", 3, size=24))
+    TEXTS["bert"]().save_pretrained(tmp_path)
+    here = Imported(f"hf:{tmp_path}", CLASSES, pad_index=0)
+    refused(ConfigError, "parts is 9; expected 1 to 4", Imported(here.name, CLASSES, pad_index=0, parts=9))
+    refused(ConfigError, "no classifier of images of the model type 'bert'", Imported(here.name, CLASSES))
+    (tmp_path / "pytorch_model.bin").touch()
+    refused(DataError, "pytorch_model.bin, which is not read", here)
+    save_file({"other": torch.zeros(1)}, tmp_path / "model.safetensors")
+    refused(DataError, "its weights are of another model", here)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "none-such"}))
+    refused(ConfigError, "transformers cannot read its config.json", here)
+
+
+def test_a_network_that_cannot_be_cut_says_where_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    TEXTS["bert"]().save_pretrained(tmp_path)
+    encoder = transformers.models.bert.modeling_bert.BertEncoder
+    forward = encoder.forward
+
+    def branching(self: Any, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if hidden_states.sum() > 0:
+            hidden_states = hidden_states * 2
+        return forward(self, hidden_states, *args, **kwargs)
+
+    monkeypatch.setattr(encoder, "forward", branching)
+    with pytest.raises(ConfigError, match=r"hf:.* cannot be followed between the cuts, at test_imported.py:\d+:"):
+        next(Imported(f"hf:{tmp_path}", CLASSES, pad_index=0).layers("al", code=16))
+
+
+def test_weights_begin_any_form_of_a_network(tmp_path: Path) -> None:
+    dims = TextDims(embedding=8, hidden=6, code=4, heads=2, parts=2)
+    path = str(tmp_path / "weights.safetensors")
+
+    def layers(method: str, seed: int, **options: Any) -> ALPackage:
+        torch.manual_seed(seed)
+        return ALPackage(model_layers(TEXT, "transformer", method, VOCABULARY, CLASSES, dims=dims, **options))
+
+    trained = layers("bp", 0)[0].model.state_dict()  # type: ignore[union-attr, operator]
+    save_file(trained, path)
+    whole = layers("bp", 1, weights=path)[0].model.state_dict()  # type: ignore[union-attr, operator]
+    assert all(torch.equal(whole[name], tensor) for name, tensor in trained.items())
+    for method in ("al", "greedy"):
+        package = layers(method, 1, weights=path)
+        found = [tensor for name, tensor in package.state_dict().items() if ".f." in name]
+        assert len(found) > 20
+        assert all(
+            torch.equal(tensor, wanted)
+            for tensor, wanted in zip(found, list(trained.values())[: len(found)], strict=True)
+        )
+    save_file(
+        {name: tensor for name, tensor in trained.items() if name != "1.norm.weight"} | {"x": torch.ones(1)}, path
+    )
+    with pytest.raises(ConfigError, match=r"model.weights: .*weights.safetensors: weights (lack|have) 1 "):
+        layers("al", 1, weights=path)
+    (tmp_path / "weights.safetensors").write_text("no weights")
+    with pytest.raises(DataError, match=r"expected a \.safetensors file"):
+        layers("al", 1, weights=path)
+
+
+def test_weights_of_another_library_go_by_its_names(tmp_path: Path) -> None:
+    TEXTS["bert"]().save_pretrained(tmp_path)
+    path = str(tmp_path / "other.weights")
+    network = Imported(f"hf:{tmp_path}", CLASSES, pad_index=0, weights=path)
+    torch.manual_seed(3)
+    trained = Imported(network.name, CLASSES + 4, pad_index=0).network().model.state_dict()  # type: ignore[union-attr]
+    save_file(trained, path)
+    found = network.network().model.state_dict()  # type: ignore[union-attr, operator]
+    assert {name for name, tensor in found.items() if not torch.equal(tensor, trained[name])} == {
+        "classifier.weight",
+        "classifier.bias",
+    }
+    left = load_file(path)
+    del left["bert.pooler.dense.bias"]
+    save_file(left, path)
+    with pytest.raises(ConfigError, match=r"other.weights: weights lack 1 .*'bert.pooler.dense.bias'"):
+        network.network()
