@@ -6,7 +6,7 @@ import click
 
 from pipeal.cli import entry
 
-FORMS = ("safetensors", "torch-export")
+FORMS = ("safetensors", "torch-export", "hf")
 
 
 @click.command(context_settings={"max_content_width": 110})
@@ -19,7 +19,8 @@ FORMS = ("safetensors", "torch-export")
 def command(run: str, to: str, out: str | None, force: bool) -> None:
     """Leaves the model that the training in the folder RUN has, for others to load.
 
-    safetensors has its weights by name; torch-export is a program of inference, which needs no pipeal.
+    safetensors has its weights by name; torch-export is a program of inference, which needs no pipeal; hf, for a model
+    hf:FOLDER, is a folder that transformers loads.
 
     RUN is a folder such as runs/agnews-transformer-al-001, whose newest checkpoint is taken; of a comparison, name
     the form, such as …/al; or it is that of one checkpoint, …/checkpoints/step-000001500.

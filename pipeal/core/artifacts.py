@@ -153,6 +153,13 @@ EXPORTED_PROGRAM = Artifact(
     (),
     "the run went on since; export again",
 )
+EXPORTED_FOLDER = Artifact(
+    "model-hf",
+    "a folder for transformers, by pipeal export",
+    "run.export_hf",
+    (),
+    "the run went on since; export again",
+)
 REPORT = Artifact("report.html", "the page of pipeal report", "cli.report", (), "the run went on since; ask again")
 
 TRACED = (TIMELINE, TRACE)

@@ -112,19 +112,19 @@ class TextModels(Models):
             )
         return super().under(config)
 
+    def imported(self, mode: str) -> tuple[Imported, dict[str, Any]]:
+        """A model of another library, and what its :meth:`Imported.layers` are given for a method."""
+        model = self.config.model
+        options = {"lr": rates(self.config.train.lr, mode), "method_options": method_options(self.config, mode)}
+        network = Imported(model.name, self.classes, pad_index=self.pad_index, parts=model.parts, weights=model.weights)
+        return network, {"code": model.y_hid, **options}
+
     def build(self, mode: str) -> Iterator[TrainableLayer]:
         """See :meth:`Models.build <pipeal.run.build.Models.build>`."""
         model = self.config.model
         if source_of(model.name) is not None:
-            imported = Imported(
-                model.name, self.classes, pad_index=self.pad_index, parts=model.parts, weights=model.weights
-            )
-            yield from imported.layers(
-                mode,
-                code=model.y_hid,
-                lr=rates(self.config.train.lr, mode),
-                method_options=method_options(self.config, mode),
-            )
+            imported, options = self.imported(mode)
+            yield from imported.layers(mode, **options)
             return
         touched = model.embedding_updates == "touched"
         layers = model_layers(

@@ -13,18 +13,16 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save
-from torch import Tensor, nn
+from torch import nn
 from torch.export import Dim, ExportedProgram
 
 from pipeal import __version__
-from pipeal.core.artifacts import EXPORTED_PROGRAM, EXPORTED_WEIGHTS, Artifact
+from pipeal.core.artifacts import EXPORTED_FOLDER, EXPORTED_PROGRAM, EXPORTED_WEIGHTS, Artifact
 from pipeal.core.atomic import replacing
 from pipeal.core.errors import ConfigError, SaveError, first_line
 from pipeal.core.methods import METHODS
 from pipeal.core.protocols import UP
-from pipeal.data import published_max_len
-from pipeal.run.build_text import TextModels
-from pipeal.run.build_vision import VisionModels
+from pipeal.run.export_hf import write_folder
 from pipeal.run.trained import Trained, load_trained
 
 _log = logging.getLogger(__name__)
@@ -67,7 +65,8 @@ def export(run: str, to: str, out: str | None, *, force: bool) -> None:
     target = TARGETS[to]
     path = None if out is None else Path(out)
     if path is not None:
-        path = _free(target.usual.at(path) if path.is_dir() else path, force)  # before anything is loaded
+        inside = path.is_dir() and target.usual is not EXPORTED_FOLDER
+        path = _free(target.usual.at(path) if inside else path, force)  # before anything is loaded
     trained = load_trained(Path(run))
     if path is None:
         path = _free(target.usual.at(trained.folder), force)
@@ -105,7 +104,7 @@ def facts_of(trained: Trained) -> dict[str, str]:
 
 
 def _free(path: Path, force: bool) -> Path:
-    if path.exists() and not force:
+    if path.exists() and not force and not (path.is_dir() and not any(path.iterdir())):
         raise ConfigError(f"{path} is there already; give --force to replace it, or another --out")
     return path
 
@@ -131,15 +130,16 @@ def _write_program(trained: Trained, path: Path) -> str:
             with aside.open("rb") as file:
                 read = torch.export.load(file)
             _require_same(read, trained, free)
-    sizes = [*_inputs(trained, 2, _longest(trained)).shape]
+    sizes = [*trained.inputs(2, trained.longest).shape]
     shown = [name if name in free else str(size) for name, size in zip(_NAMES, sizes, strict=False)]
-    fixed = "" if "length" in free or _longest(trained) is None else "; pad texts on the right to that length"
+    fixed = "" if "length" in free or trained.longest is None else "; pad texts on the right to that length"
     return f"takes ({', '.join([*shown, *map(str, sizes[2:])])}), and answers as the run's model does{fixed}"
 
 
 TARGETS: Mapping[str, Target] = {
     "safetensors": Target(EXPORTED_WEIGHTS, _write_weights),
     "torch-export": Target(EXPORTED_PROGRAM, _write_program),
+    "hf": Target(EXPORTED_FOLDER, write_folder),
 }
 """By the names that ``--to`` takes."""
 
@@ -153,7 +153,7 @@ def _program(model: nn.Module, trained: Trained) -> tuple[ExportedProgram, Seque
     Raises:
         ConfigError: It cannot be traced at all.
     """
-    longest = _longest(trained)
+    longest = trained.longest
     tries: list[Sequence[str]] = [("batch",), ()]
     if longest is not None and longest > 2:
         tries.insert(0, _NAMES)
@@ -163,7 +163,7 @@ def _program(model: nn.Module, trained: Trained) -> tuple[ExportedProgram, Seque
         dims = {"batch": Dim("batch")} | ({"length": Dim("length", max=longest)} if "length" in free else {})
         shapes = ({place: dims[name] for place, name in enumerate(free)},)
         try:
-            program = torch.export.export(model, (_inputs(trained, 2, length),), dynamic_shapes=shapes)
+            program = torch.export.export(model, (trained.inputs(2, length),), dynamic_shapes=shapes)
             _require_same(program, trained, free)
         except Exception as error:  # noqa: BLE001  whatever tracing raises: with fewer open sizes it may do
             why = first_line(error)
@@ -178,38 +178,12 @@ def _require_same(program: ExportedProgram, trained: Trained, free: Sequence[str
     Raises:
         AssertionError: It does not.
     """
-    longest, run = _longest(trained), program.module()
+    longest, run = trained.longest, program.module()
     rows = (1, 3) if "batch" in free else (2,)
     lengths = (longest,) if "length" not in free or longest is None else (1, longest)
     for row, length in product(rows, lengths):
-        x = _inputs(trained, row, length)
+        x = trained.inputs(row, length)
         torch.testing.assert_close(run(x), trained.package.infer(x))
-
-
-def _longest(trained: Trained) -> int | None:
-    """The most words or characters of an input; None of images."""
-    models = trained.models
-    if isinstance(models, VisionModels):
-        return None
-    if isinstance(models, TextModels):
-        longest: int = models.config.data.max_len or published_max_len(models.config.dataset)
-        return longest
-    block: int = models.config.model.block
-    return block
-
-
-def _inputs(trained: Trained, rows: int, length: int | None) -> Tensor:
-    """Inputs as the model takes them, always the same; of texts all but the first are padded."""
-    random, models = torch.Generator().manual_seed(0), trained.models
-    if length is None:
-        size = models.config.data.size
-        return torch.randn(rows, 3, size, size, generator=random)
-    if isinstance(models, TextModels):
-        tokens = torch.randint(models.vocab_size, (rows, length), generator=random)
-        tokens[1:, length - length // 2 :] = models.pad_index
-        return tokens
-    assert trained.classes is not None  # its characters
-    return torch.randint(len(trained.classes), (rows, length), generator=random)
 
 
 @contextmanager

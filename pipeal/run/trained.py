@@ -5,15 +5,21 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from pipeal.config import LanguageConfig, RunConfig, TextConfig, VisionConfig, load_config
-from pipeal.core.artifacts import ALPHABET, CHECKPOINTS, CLASSES, CONFIG, IMAGES, VOCABULARY, Artifact
+from pipeal.core.artifacts import ALPHABET, CHECKPOINTS, CLASSES, CONFIG, HF_FOLDER, IMAGES, VOCABULARY, Artifact
 from pipeal.core.errors import DataError, first_line
-from pipeal.data import Alphabet, Vocab
+from pipeal.core.names import HF, source_of
+from pipeal.data import Alphabet, FolderTokenizer, Vocab, published_max_len
+from pipeal.engine.state.layer_state import State
 from pipeal.methods.al import ALPackage
+from pipeal.models.imported import text_limits
 from pipeal.run.build import Models
 from pipeal.run.build_language import LanguageModels
 from pipeal.run.build_text import TextModels
@@ -42,6 +48,7 @@ class Trained:
         package: The model, in evaluation mode, on the CPU.
         classes: The names of the classes.
         checkpoint: Where its weights are from.
+        states: Those of its layers.
         where: What was trained by then, in words.
     """
 
@@ -51,7 +58,34 @@ class Trained:
     package: ALPackage
     classes: Classes
     checkpoint: Checkpoint
+    states: Mapping[int, State]
     where: str
+
+    @property
+    def longest(self) -> int | None:
+        """The most words or characters of an input; None of images."""
+        if isinstance(self.models, TextModels):
+            words: int = self.config.data.max_len or published_max_len(self.config.dataset)
+            return words
+        return None if isinstance(self.models, VisionModels) else int(self.config.model.block)
+
+    def inputs(self, rows: int, length: int | None) -> Tensor:
+        """Inputs as the model takes them, always the same; of texts all but the first are padded.
+
+        Args:
+            rows: How many.
+            length: Of texts; None of images.
+        """
+        random, models = torch.Generator().manual_seed(0), self.models
+        if length is None:
+            size = self.config.data.size
+            return torch.randn(rows, 3, size, size, generator=random)
+        if isinstance(models, TextModels):
+            tokens = torch.randint(models.vocab_size, (rows, length), generator=random)
+            tokens[1:, length - length // 2 :] = models.pad_index
+            return tokens
+        assert isinstance(models, LanguageModels)
+        return torch.randint(models.characters, (rows, length), generator=random)
 
 
 def load_trained(path: Path) -> Trained:
@@ -83,9 +117,10 @@ def load_trained(path: Path) -> Trained:
     config = load_config(schema, CONFIG.at(folder))
     resumed = ResumedTraining.of(checkpoint)
     models, classes = models_of(config, home, resumed.facts)
-    resumed.check(list(new_layers(models, config, 1, here=())))
-    package = ALPackage(new_layers(models, config, 1, states=resumed.states)).eval()
-    return Trained(folder, config, models, package, classes, checkpoint, resumed.position.where)
+    layers = list(new_layers(models, config, 1))
+    resumed.load_into(layers)
+    package = ALPackage(layers).eval()
+    return Trained(folder, config, models, package, classes, checkpoint, resumed.states, resumed.position.where)
 
 
 def _checkpoint(folder: Path, named: Path | None) -> Checkpoint:
@@ -98,7 +133,12 @@ def _checkpoint(folder: Path, named: Path | None) -> Checkpoint:
 
 
 def _of_text(config: TextConfig, home: Path, facts: _Facts) -> tuple[Models, Classes]:
-    vocab = Vocab.load(VOCABULARY.at(home))
+    vocab: Vocab | FolderTokenizer
+    if source_of(config.model.name) is None:
+        vocab = Vocab.load(VOCABULARY.at(home))
+    else:
+        config = _as_kept(config, home)
+        vocab = FolderTokenizer(HF_FOLDER.at(home), text_limits(config.model.name).pad_index)
     blueprint = {
         "vocab_size": len(vocab),
         "classes": _count(facts, home),
@@ -113,7 +153,15 @@ def _of_text(config: TextConfig, home: Path, facts: _Facts) -> tuple[Models, Cla
 
 def _of_images(config: VisionConfig, home: Path, _: _Facts) -> tuple[Models, Classes]:
     names = _read(IMAGES.at(home), "classes")
+    if source_of(config.model.name) == HF:
+        config = _as_kept(config, home)
     return VisionModels(config, len(names)), names
+
+
+def _as_kept(config: Any, home: Path) -> Any:
+    """With the folder that the run has kept in the place of the one that it began with, and no starting weights."""
+    name = f"{HF}:{HF_FOLDER.at(home).resolve()}"
+    return replace(config, model=replace(config.model, name=name, weights=None))
 
 
 def _of_characters(config: LanguageConfig, home: Path, _: _Facts) -> tuple[Models, Classes]:
@@ -125,6 +173,7 @@ _KINDS: Mapping[Artifact, tuple[type[RunConfig], Callable[[Any, Path, _Facts], t
     VOCABULARY: (TextConfig, _of_text),
     IMAGES: (VisionConfig, _of_images),
     ALPHABET: (LanguageConfig, _of_characters),
+    CLASSES: (TextConfig, _of_text),  # with a tokenizer in the place of words
 }
 """By the file that each kind of run leaves."""
 

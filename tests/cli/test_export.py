@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -184,3 +185,66 @@ def test_a_mistake_is_one_line(run: Path, tmp_path: Path, capsys: pytest.Capture
 
 def test_the_command_offers_what_there_is() -> None:
     assert tuple(exports.TARGETS) == FORMS
+
+
+BERT: dict[str, Any] = {
+    "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 12,
+    "max_position_embeddings": 16,
+}  # fmt: skip
+
+
+def bert(folder: Path) -> Path:
+    """A small model with a tokenizer of whole words."""
+    library = pytest.importorskip("transformers")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "fine", "bad", "poor", "word1", "word2", "word3"]
+    folder.mkdir()
+    (folder / "words.txt").write_text("\n".join(words))
+    library.BertConfig(**BERT).save_pretrained(folder)
+    tokenizers = pytest.importorskip("tokenizers")
+    own = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: n for n, word in enumerate(words)}, "[UNK]"))
+    own.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    library.PreTrainedTokenizerFast(tokenizer_object=own, pad_token="[PAD]", unk_token="[UNK]").save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("method", ["al", pytest.param("bp", marks=pytest.mark.slow), "greedy"])
+def test_a_model_of_transformers_goes_back_to_it(
+    method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = bert(tmp_path / "bert")
+    library = pytest.importorskip("transformers")
+    run = of_texts(tmp_path, capsys, f"hf:{folder}", f"--mode={method}")
+    folder.rename(tmp_path / "gone")  # a run has all that it needs
+    code, out, err = leaves(capsys, str(run), "--to=hf")
+    assert code == 0, err
+    found, left = load_trained(run), run / "model-hf"
+    assert ("go through bridges and h, which it does not have: its head is new" in out) == (method == "al")
+    assert ("the hidden states and the logits of the run's model" in out) == (method != "al")
+    model = library.AutoModelForSequenceClassification.from_pretrained(left).eval()
+    assert model.config.id2label == {0: "Nö", 1: "Yes"}
+    tokenizer = library.AutoTokenizer.from_pretrained(left)
+    batch = tokenizer(["good fine", "bad"], padding=True, return_tensors="pt")
+    given = model(**{key: batch[key] for key in ("input_ids", "attention_mask")}, output_hidden_states=True)
+    if method != "al":
+        torch.testing.assert_close(given.logits, found.package.infer(batch["input_ids"]))
+    else:
+        features = found.package[0].inference(batch["input_ids"], "f")
+        words = next(part for part in features if part.dim() == 3)
+        torch.testing.assert_close(words[0], given.hidden_states[0][0])
+    base = library.AutoModel.from_pretrained(left).eval()
+    torch.testing.assert_close(base(input_ids=batch["input_ids"]).last_hidden_state[0], given.hidden_states[-1][0])
+    told_one_line("is there already; give --force", *leaves(capsys, str(run), "--to=hf"))
+    assert leaves(capsys, str(run), "--to=hf", "--force")[0] == 0
+    assert leaves(capsys, str(run), "--to=safetensors")[0] == 0
+    other = tmp_path / "mine"
+    other.mkdir()
+    (other / "letter.txt").write_text("dear")
+    refused = leaves(capsys, str(run), "--to=hf", f"--out={other}", "--force")
+    told_one_line("is there, and no folder of a model; name another --out", *refused)
+    assert (other / "letter.txt").read_text() == "dear"
+
+
+def test_a_model_of_pipeal_is_none_of_transformers(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = "its model is transformer, which transformers does not have; expected the run of a model hf:FOLDER"
+    told_one_line(line, *leaves(capsys, str(run), "--to=hf"))
+    assert not (run / "model-hf").exists()
