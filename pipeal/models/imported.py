@@ -38,6 +38,7 @@ from pipeal.methods.al.codes import LabelStyle
 from pipeal.methods.al.convert import check_same
 from pipeal.methods.cutting.cut import cut
 from pipeal.methods.cutting.probe import probing
+from pipeal.methods.cutting.shares import names_for
 from pipeal.methods.network import part_sizes
 from pipeal.models.weights import fill_network, tell_once
 
@@ -152,11 +153,20 @@ class Imported:
         Raises:
             ConfigError: It cannot be cut.
         """
+        what = f"images of {self.size} pixels" if self.pad_index is None else f"texts of {sample.shape[1]} tokens"
+        try:
+            with probing(network):
+                network(sample)
+        except Exception as error:  # whatever its forward raises
+            raise ConfigError(f"it does not take {what}: {first_line(error)}") from error
         pieces = [part.module for part in self._cut(network, sample)]
         x: Tree = sample
-        for piece in pieces:
-            with probing(piece):
-                x = piece(x)
+        try:
+            for piece in pieces:
+                with probing(piece):
+                    x = piece(x)
+        except Exception as error:
+            raise ConfigError(f"it cannot be cut: a part of it, on its own, raises {first_line(error)}") from error
         check_same(network, sample, x)
         return pieces
 
@@ -165,10 +175,18 @@ class Imported:
             return cut([network], None, sample)
         row = _row_of_blocks(network) if source_of(self.name) == HF else None
         if row is None:
-            return cut(network, self.parts or USUAL_PARTS, sample)
+            return cut(network, self._by_cost(network, sample), sample)
         name, blocks = row
         sizes = part_sizes(blocks + 1, self.parts)  # what comes before the first block is one, too
         return cut(network, [f"{name}.{start - 1}" for start in list(accumulate(sizes))[:-1]], sample)
+
+    def _by_cost(self, network: nn.Module, sample: Tensor) -> list[str]:
+        """Where parts of about equal cost begin; costs are counted, so that they are the same in every process."""
+        count = self.parts or USUAL_PARTS
+        key = (self.name, self.classes, self.size, count)
+        if key not in _BY_COST:
+            _BY_COST[key] = names_for(network, count, sample)
+        return _BY_COST[key]
 
 
 def head_of(network: nn.Module, classes: int) -> str | None:
@@ -180,6 +198,10 @@ def head_of(network: nn.Module, classes: int) -> str | None:
     maps = [name for name, part in network.named_modules() if isinstance(part, nn.Linear)]
     last = maps[-1] if maps else ""
     return last if last and network.get_submodule(last).out_features == classes else None
+
+
+_BY_COST: dict[tuple[str, int, int, int], list[str]] = {}
+"""Where networks are cut, by what does not change it: to find it takes longer than all else."""
 
 
 class Words(nn.Module):

@@ -107,7 +107,7 @@ def test_a_token_that_pads_is_a_word_where_others_follow(tmp_path: Path) -> None
 def test_a_vision_transformer_of_a_folder_learns(tmp_path: Path) -> None:
     vit().save_pretrained(tmp_path)
     learns(Imported(f"hf:{tmp_path}", CLASSES, size=16), torch.randn(6, 3, 16, 16))
-    with pytest.raises(ConfigError, match=r"hf:.*doesn't match model \(16\*16\)"):
+    with pytest.raises(ConfigError, match=r"hf:.*: it does not take images of 32 pixels: .*match"):
         next(Imported(f"hf:{tmp_path}", CLASSES, size=32).layers("al", code=16))
 
 

@@ -40,12 +40,11 @@ class FolderTokenizer:
                 str(folder), local_files_only=True, trust_remote_code=False
             )
         except Exception as error:  # whatever the library raises: OSError, ValueError, KeyError, of its own
-            raise DataError(
-                f"{folder} has no tokenizer that transformers can load ({first_line(error)}); expected its files, such "
-                "as tokenizer.json, beside config.json: save it there with tokenizer.save_pretrained"
-            ) from error
-        if not len(self._own):
-            raise DataError(f"the tokenizer in {folder} knows no token; expected its files, such as tokenizer.json")
+            raise _none_in(folder, first_line(error)) from error
+        # By the model type alone the library makes one that knows no word.
+        files = [*self._own.vocab_files_names.values()] or ["tokenizer_config.json"]
+        if not any((folder / name).is_file() for name in ("tokenizer.json", *files)):
+            raise _none_in(folder, f"there is no {' or '.join(dict.fromkeys(('tokenizer.json', *files)))}")
         found = [self._own.pad_token_id, pad_index, self._own.eos_token_id]
         pads = next((token for token in found if token is not None), None)
         if pads is None:
@@ -84,3 +83,10 @@ class FolderTokenizer:
             self._own.save_pretrained(str(folder))
         except OSError as error:
             raise DataError(f"cannot write {folder}: {error.strerror or error}") from error
+
+
+def _none_in(folder: Path, why: str) -> DataError:
+    return DataError(
+        f"{folder} has no tokenizer that transformers can load ({why}); expected its files, such as tokenizer.json, "
+        "beside config.json: save it there with tokenizer.save_pretrained"
+    )
