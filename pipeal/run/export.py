@@ -27,7 +27,7 @@ from pipeal.run.trained import Trained, load_trained
 
 _log = logging.getLogger(__name__)
 
-FACTS = "pipeal.json"
+FACTS = "facts.json"
 """What is told of the model within a program's file."""
 
 _TRACED_LENGTH = 8

@@ -214,6 +214,11 @@ def test_a_model_of_transformers_goes_back_to_it(
     folder = bert(tmp_path / "bert")
     library = pytest.importorskip("transformers")
     run = of_texts(tmp_path, capsys, f"hf:{folder}", f"--mode={method}")
+    if method == "greedy":  # it goes on: copies of layers without weights, by which a checkpoint is checked, fit it
+        again = (str(tmp_path / "news.csv"), f"hf:{folder}", f"--mode={method}", *OF_TEXTS, *SMALL, f"--resume={run}")
+        code, _, err = run_command(text.command, capsys, *again, "--epochs=2", f"--out={run.parent}")
+        assert code == 0, err
+        assert "goes on after epoch 1" in err
     folder.rename(tmp_path / "gone")  # a run has all that it needs
     code, out, err = leaves(capsys, str(run), "--to=hf")
     assert code == 0, err
