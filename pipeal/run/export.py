@@ -21,8 +21,9 @@ from pipeal.core.artifacts import EXPORTED_FOLDER, EXPORTED_PROGRAM, EXPORTED_WE
 from pipeal.core.atomic import replacing
 from pipeal.core.errors import ConfigError, SaveError, first_line
 from pipeal.core.methods import METHODS
+from pipeal.core.names import HF, source_of
 from pipeal.core.protocols import UP
-from pipeal.run.export_hf import write_folder
+from pipeal.run.export_hf import trained_network, write_folder
 from pipeal.run.trained import Trained, load_trained
 
 _log = logging.getLogger(__name__)
@@ -87,6 +88,15 @@ def plain_model(trained: Trained) -> nn.Module:
     return trained.package.to_bp()
 
 
+def _named(trained: Trained) -> nn.Module:
+    """The module whose names weights have; of another library's network that is trained as a whole, its own."""
+    source = source_of(trained.config.model.name)
+    if source is None or not METHODS[trained.config.train.mode].is_whole:
+        return plain_model(trained)
+    network, _ = trained_network(trained)
+    return network.get_submodule("model") if source == HF else network
+
+
 def facts_of(trained: Trained) -> dict[str, str]:
     """What is told of a model within its file."""
     config = trained.config
@@ -111,7 +121,7 @@ def _free(path: Path, force: bool) -> Path:
 
 def _write_weights(trained: Trained, path: Path) -> str:
     # Each tensor by itself, as the format has it: two names of one become two tensors.
-    weights = {name: tensor.detach().clone() for name, tensor in plain_model(trained).state_dict().items()}
+    weights = {name: tensor.detach().clone() for name, tensor in _named(trained).state_dict().items()}
     weights = {name: tensor.contiguous() for name, tensor in weights.items()}
     with _read_back(path), replacing(path) as aside:
         # Not by save_file, whose files nobody else may read.

@@ -48,7 +48,7 @@ def write_folder(trained: Trained, path: Path) -> str:
         )
     if path.exists() and not (path.is_dir() and ((path / "config.json").is_file() or not any(path.iterdir()))):
         raise ConfigError(f"{path}: is there, and no folder of a model; name another --out")
-    network, has_head = _trained_network(trained)
+    network, has_head = trained_network(trained)
     model: Any = network.model
     try:
         with replacing_folder(path) as aside:
@@ -76,8 +76,11 @@ def write_folder(trained: Trained, path: Path) -> str:
     )
 
 
-def _trained_network(trained: Trained) -> tuple[nn.Module, bool]:
-    """The network with the weights of the run, in evaluation mode, and whether it answers as the run's model does."""
+def trained_network(trained: Trained) -> tuple[nn.Module, bool]:
+    """The other library's network with the weights of a run, and whether it answers as the run's model does.
+
+    It is in evaluation mode.
+    """
     models, config = trained.models, trained.config
     assert isinstance(models, TextModels | VisionModels)
     imported, options = models.imported(config.train.mode)
