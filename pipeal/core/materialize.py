@@ -103,6 +103,15 @@ def materialize(layer: nn.Module, seed: int, number: int) -> None:
         layer.origin = None  # type: ignore[assignment]  # with the last layer, the weights may go
 
 
+def without_numbers(layer: nn.Module) -> None:
+    """Moves a layer to the meta device, where its parameters stay the objects that its optimizers hold."""
+    for tensor in (*layer.parameters(), *layer.buffers()):
+        twin: Tensor = torch.empty_like(tensor.detach(), device="meta")
+        if isinstance(tensor, nn.Parameter):
+            twin = nn.Parameter(twin, tensor.requires_grad)
+        _swap(tensor, twin)
+
+
 def check_fillable(layer: nn.Module, number: int) -> None:
     """Refuses a layer on the meta device that cannot become real, as far as that can be told before.
 
@@ -199,17 +208,21 @@ def _give_memory(place: _Place, number: int) -> Tensor:
         twin.__class__ = type(tensor)
     vars(twin).update(vars(tensor))  # attributes that a user gave it
     try:
-        try:
-            torch.utils.swap_tensors(tensor, twin)
-        except RuntimeError:
-            gc.collect()  # tracing leaves cycles, and in one of them there may be a view of it
-            torch.utils.swap_tensors(tensor, twin)
+        _swap(tensor, twin)
     except RuntimeError as error:
         raise ConfigError(
             f"layer {number}: {place.name!r} cannot become real: {first_line(error)} Nothing but modules and "
             "optimizers may hold what is on the meta device, such as a view or a graph"
         ) from error
     return twin
+
+
+def _swap(tensor: Tensor, twin: Tensor) -> None:
+    try:
+        torch.utils.swap_tensors(tensor, twin)
+    except RuntimeError:
+        gc.collect()  # tracing leaves cycles, and in one of them there may be a view of it
+        torch.utils.swap_tensors(tensor, twin)
 
 
 def _fill(layer: nn.Module, places: list[_Place], number: int) -> None:

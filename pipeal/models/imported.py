@@ -15,7 +15,6 @@ Texts come in as ``(B, T)`` tokens, padded on the right, of which :class:`Words`
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -29,8 +28,8 @@ from torch import Tensor, nn
 
 from pipeal.core.errors import ConfigError, DataError, first_line
 from pipeal.core.extras import transformers
+from pipeal.core.materialize import without_numbers
 from pipeal.core.methods import METHODS
-from pipeal.core.modules import module_of
 from pipeal.core.names import HF, source_of
 from pipeal.core.protocols import TrainableLayer
 from pipeal.core.tree import Tree
@@ -120,7 +119,9 @@ class Imported:
             except ConfigError as error:
                 raise ConfigError(f"model.name: {self.name}: {error}") from error
         for layer in package.train():
-            yield _without_weights(layer) if torch.empty(0).is_meta else layer
+            if torch.empty(0).is_meta:
+                without_numbers(layer)
+            yield layer
 
     def network(self) -> nn.Module:
         """It, with its weights: one module, from an input to logits ``(B, classes)``.
@@ -260,15 +261,6 @@ class OnImages(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """``(B, 3, S, S)``."""
         return self.model(pixel_values=images).logits
-
-
-def _without_weights(layer: TrainableLayer) -> TrainableLayer:
-    """A copy on the meta device, whose optimizers train the parameters there; ``.to`` leaves them those from before."""
-    module = module_of(layer)
-    twins: dict[int, Any] = {id(buffer): buffer.to("meta") for buffer in module.buffers()}
-    for weight in module.parameters():
-        twins[id(weight)] = nn.Parameter(weight.detach().to("meta"), weight.requires_grad)
-    return deepcopy(layer, twins)
 
 
 @dataclass(frozen=True)

@@ -234,7 +234,7 @@ def test_the_commands_of_the_docs_have_only_options_with_an_effect(monkeypatch: 
     tried = 0
     for page, name, line in COMMANDS:
         arguments = shlex.split(line)
-        if len(arguments) < 2 or "DIR" in arguments[:2]:
+        if len(arguments) < 2 or "DIR" in arguments[:2] or "hf:" in arguments[1]:  # folders that are not here
             continue
         _, said = configured(monkeypatch, {"nlpmain": text.command, "cvmain": vision.command}[name], arguments)
         assert said == [], (page, line)
