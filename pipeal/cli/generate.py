@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from pipeal.cli import entry
-from pipeal.core.errors import ConfigError
+from pipeal.core.errors import ConfigError, DataError
 
 
 @click.command(context_settings={"max_content_width": 110})
@@ -28,12 +28,20 @@ def command(
     RUN is a folder such as runs/shakespeare-charlm-al-001; of a comparison, name the form, such as …/al.
     """
     with entry.loading():
+        from pipeal.config import LanguageConfig
+        from pipeal.data import Alphabet
         from pipeal.data.text.characters import with_plain_ends
         from pipeal.models import generate_each
-        from pipeal.run.build_language import first_prompt, load_trained
+        from pipeal.run.build_language import first_prompt
+        from pipeal.run.trained import load_trained
 
     folder = Path(run)
-    config, alphabet, package = load_trained(folder)
+    trained = load_trained(folder)
+    config, package = trained.config, trained.package
+    if not isinstance(config, LanguageConfig):
+        raise DataError(f"{folder}: a run of {config.model.name}; expected the run of a language model")
+    assert trained.classes is not None  # its characters
+    alphabet = Alphabet("".join(trained.classes))
     prompt = first_prompt(alphabet) if prompt is None else with_plain_ends(prompt)
     numbers = alphabet.encode(prompt)
     if exit_at is not None and exit_at > len(package):

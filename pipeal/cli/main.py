@@ -25,6 +25,7 @@ COMMANDS = {
     "report": "report",
     "runs": "runs",
     "generate": "generate",
+    "export": "export",
     "plan": "plan",
     "memory": "memory",
     "line": "line",

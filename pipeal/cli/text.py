@@ -13,7 +13,7 @@ import click
 from pipeal.cli import entry
 from pipeal.cli.options import PRESETS, offered, setting, training_options
 from pipeal.core.errors import ConfigError
-from pipeal.core.names import LANGUAGE, TEXT
+from pipeal.core.names import LANGUAGE, TEXT, is_file
 
 
 @click.command(context_settings={"max_content_width": 110, "show_default": False})
@@ -21,26 +21,39 @@ from pipeal.core.names import LANGUAGE, TEXT
 @click.argument("model", shell_complete=offered((*TEXT.models, *LANGUAGE.models)))
 @training_options(
     setting("data.max_len", "--max-len", type=int, help="Words kept of a text; default: the published length."),
+    setting(
+        "data.test_file", "--test-file", metavar="FILE", help="To test on; default: a fifth of the data set's file."
+    ),
+    setting(
+        "data.columns.text",
+        "--text-column",
+        multiple=True,
+        metavar="NAME",
+        help="Of a file of your own; repeatable: joined by a space; default: text.",
+    ),
+    setting("data.columns.label", "--label-column", metavar="NAME", help="Of a file of your own; default: label."),
     setting("data.text", "--text", metavar="FILE", help="The file that the data set text stands for; charlm."),
     click.option("--preset", type=click.Choice(PRESETS), help="Sizes of charlm; default: the lesson's, tiny."),
 )
 def command(dataset: str, model: str, preset: str | None, config_file: str | None, **given: Any) -> None:
     """Trains MODEL on DATASET, and shows how it went.
 
-    DATASET is agnews, dbpedia, imdb, or toynews, which needs no download, and MODEL lstm, transformer, or hf:FOLDER,
-    a folder of transformers; or DATASET is shakespeare, or text for any file, and MODEL charlm, which writes texts
-    like it. The published spellings choose the form: LSTM and Transformer the BP form, LSTMAL and TransformerAL the
-    AL form.
+    DATASET is agnews, dbpedia, imdb, or toynews, which needs no download, or a file of your own with texts and
+    labels, NAME.csv or NAME.jsonl, and MODEL lstm, transformer, or hf:FOLDER, a folder of transformers; or DATASET is
+    shakespeare, or text for any file, and MODEL charlm, which writes texts like it. The published spellings choose
+    the form: LSTM and Transformer the BP form, LSTMAL and TransformerAL the AL form.
     """
     is_language = LANGUAGE.has_model(model)
     names, other, kind = (LANGUAGE, TEXT, "language") if is_language else (TEXT, LANGUAGE, "text")
     named = names.model(model)
-    if dataset.lower() in other.datasets:
+    if dataset.lower() in other.datasets or (is_language and is_file(dataset)):
         expected = ", ".join(names.datasets)
         raise ConfigError(f"{dataset} is for {' and '.join(other.models)}, found {model}; expected {expected} for it")
     if preset is not None and not is_language:
         raise ConfigError(f"--preset: found {preset}, but {model} has none; they are for {', '.join(LANGUAGE.models)}")
     data = names.dataset(dataset)
+    if is_file(dataset):
+        given["data__file"] = dataset
     if preset is not None and config_file is not None:
         raise ConfigError(f"--preset {preset} and --config {config_file}: either is a whole configuration; give one")
     with entry.loading():

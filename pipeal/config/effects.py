@@ -16,11 +16,11 @@ from pipeal.config.language import LanguageConfig
 from pipeal.config.load import all_values, value_at
 from pipeal.config.methods import MethodsConfig
 from pipeal.config.schema import AheadConfig, RunConfig
-from pipeal.config.text import KINDS, BatchingConfig, TextConfig
+from pipeal.config.text import KINDS, BatchingConfig, ColumnsConfig, TextConfig
 from pipeal.config.vision import VisionConfig
 from pipeal.core.errors import ConfigError
 from pipeal.core.methods import COMPARE, METHODS
-from pipeal.core.names import HF, TEXT, TORCHVISION, WITH_HEADS, source_of
+from pipeal.core.names import FILE, HF, TEXT, TORCHVISION, WITH_HEADS, source_of
 
 
 class Idle(NamedTuple):
@@ -40,6 +40,7 @@ class Idle(NamedTuple):
 _NO_LABELS = tuple(name for name, method in METHODS.items() if not method.has_labels)
 _NO_EXITS = tuple(name for name, method in METHODS.items() if not method.has_exits)
 _NO_HEADS = tuple(name for name in TEXT.models if name not in WITH_HEADS)
+_PUBLISHED = tuple(name for name in TEXT.datasets if name != FILE)
 _WHOLE = tuple(name for name, method in METHODS.items() if method.is_whole)
 
 
@@ -87,6 +88,7 @@ IDLE: Mapping[type[RunConfig], tuple[Idle, ...]] = {
             ),
         ),
         Idle("model.pretrained", ("none",), ("data.cache_dir",)),
+        Idle("dataset", _PUBLISHED, ("data.test_file", "data.test_share", *_keys("data.columns", ColumnsConfig))),
     ),
     VisionConfig: (
         Idle(
@@ -155,6 +157,9 @@ def check_effects(config: RunConfig, given: Collection[str], *, processes: int =
             if idle and found <= {*values}:
                 by_reason.setdefault(reason, []).extend(idle)
         lines += [f"{', '.join(idle)}: without effect, since {reason}" for reason, idle in by_reason.items()]
+    if isinstance(config, TextConfig) and config.data.test_file is not None and "data.test_share" in given:
+        reason = f"data.test_file is {config.data.test_file}"
+        lines.append(f"data.test_share {_shown(config.data.test_share)}: without effect, since {reason}")
     return [*lines, *_told_of_parts(config)]
 
 

@@ -23,12 +23,16 @@ from pydantic import TypeAdapter, ValidationError
 from pipeal.config import document
 from pipeal.config.schema import RunConfig
 from pipeal.core.errors import ConfigError
+from pipeal.core.names import FILE
 
 REMOVED: Mapping[str, tuple[object, str]] = {
     "engine.cuda_graphs": (False, "CUDA graphs were removed after commit 05345d3"),
     "model.label_codes": ("per-sample", "label sides once for each class saved nothing and were removed"),
 }
 """Keys of earlier versions: the default that each had, with which it is passed over, and why no other value goes."""
+
+_LIKE = {"text": "shakespeare", FILE: "agnews"}
+"""Data sets that are files of the user's, and whose configuration fits them."""
 
 _PACKAGE = Path(__file__).parents[1]
 _Config = TypeVar("_Config", bound=RunConfig)
@@ -140,11 +144,14 @@ def is_left_over(key: str, value: object) -> bool:
 
 
 def find_config(dataset: str, model: str) -> Path | None:
-    """The file ``<dataset>-<model>.yaml`` that comes with pipeal, if there is one; of any ``text``, Shakespeare's."""
+    """The file ``<dataset>-<model>.yaml`` that comes with pipeal, if there is one.
+
+    Of a data set that is the user's own file it is that of a published one: Shakespeare's, or AG News'.
+    """
     # A wheel carries the files inside the package; in a checkout they lie beside it.
     shipped = _PACKAGE / "_configs"
     folder = shipped if shipped.is_dir() else _PACKAGE.parent / "configs"
-    path = folder / f"{'shakespeare' if dataset == 'text' else dataset}-{model}.yaml"
+    path = folder / f"{_LIKE.get(dataset, dataset)}-{model}.yaml"
     return path if path.is_file() else None
 
 

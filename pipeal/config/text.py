@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Field
 
 from pipeal.config.schema import DataConfig, ModelConfig, RunConfig
-from pipeal.config.types import Count, Counts, Flag, Share, Text, Whole
+from pipeal.config.types import Count, Counts, Flag, Share, Text, Texts, Whole
 from pipeal.core.methods import with_all
 
 
@@ -134,10 +134,28 @@ class BatchingConfig:
 
 
 @dataclass(frozen=True)
+class ColumnsConfig:
+    """Which columns of a CSV file, or keys of a JSON line, hold what; for the data set ``file``.
+
+    Attributes:
+        text: The text; several are joined by a space, in this order, as AG News joins title and description.
+        label: The class, a word or a number.
+    """
+
+    text: Texts = ("text",)
+    label: Text = "label"
+
+
+@dataclass(frozen=True)
 class TextDataConfig(DataConfig):
     """Where the texts are, and how they become numbers.
 
     Attributes:
+        file: What the data set ``file`` stands for, a CSV file with a header or a file of JSON lines; named in the
+            place of the data set.
+        test_file: Another one, to test on; None draws ``test_share`` of ``file``, always the same.
+        test_share: How much of ``file`` is tested on where there is no ``test_file``.
+        columns: What is in which column of both.
         max_len: The most words kept of a text; None for the published length of the data set.
         vocab_size: The most words in the vocabulary, specials included.
         min_frequency: A word seen less often is unknown.
@@ -147,6 +165,10 @@ class TextDataConfig(DataConfig):
             None chooses: 2 where there is a GPU, else 0.
     """
 
+    file: Text | None = None
+    test_file: Text | None = None
+    test_share: Share = 0.2
+    columns: ColumnsConfig = field(default_factory=ColumnsConfig)
     max_len: Count | None = None
     vocab_size: Count = 30_000
     min_frequency: Count = 1

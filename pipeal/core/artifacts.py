@@ -55,25 +55,31 @@ CONFIG = Artifact(
     "config.yaml",
     "the configuration with every choice made; --config repeats the run",
     "run.experiment",
-    ("run.experiment", "cli.generate", "reporting.page.folder"),
+    ("run.experiment", "run.trained", "reporting.page.folder"),
 )
 PLACEMENT = Artifact("placement.txt", "the placements that devices: auto tried, with their times", "run.experiment")
 TRIALS = Artifact(
     "tune.json", "every setting that --tune tried, with its held-out result", "run.tuning", ("run.tuning",)
 )
-VOCABULARY = Artifact("vocab.json", "the words of a text model, in order", "run.build_text")
+VOCABULARY = Artifact("vocab.json", "the words of a text model, in order", "run.build_text", ("run.trained",))
+CLASSES = Artifact(
+    "classes.json", "the names of the classes of a text data set, in order", "run.build_text", ("run.trained",)
+)
 HF_FOLDER = Artifact(
     "hf",
     "of a model hf:FOLDER: a folder with its config.json, for these classes, and its tokenizer",
     "models.imported",
+    ("run.trained",),
 )
-ALPHABET = Artifact("alphabet.json", "the characters of a language model", "run.build_language", ("cli.generate",))
-IMAGES = Artifact("images.json", "means, deviations and classes of an image data set", "run.build_vision")
+ALPHABET = Artifact("alphabet.json", "the characters of a language model", "run.build_language", ("run.trained",))
+IMAGES = Artifact(
+    "images.json", "means, deviations and classes of an image data set", "run.build_vision", ("run.trained",)
+)
 CHECKPOINTS = Artifact(
     "checkpoints",
     "a folder for each checkpoint: a file for each layer, and the manifest",
     "training.checkpoint.store",
-    ("training.checkpoint.store", "cli.generate"),
+    ("training.checkpoint.store", "run.trained"),
 )
 ROWS = Artifact(
     "epochs.csv",
@@ -142,6 +148,23 @@ EXITS_PICTURE = Artifact(
 )
 BROKEN_BATCH = Artifact("non-finite-batch-*.pt", "a batch on which a loss was not finite", "training.kept_batch")
 STALL = Artifact("stall-*.txt", "the stacks of all threads when nothing moved", "engine.execution.watchdog")
+EXPORTED_WEIGHTS = Artifact(
+    "model.safetensors", "the weights, by pipeal export", "run.export", (), "the run went on since; export again"
+)
+EXPORTED_PROGRAM = Artifact(
+    "model.pt2",
+    "a program of inference, by pipeal export",
+    "run.export",
+    (),
+    "the run went on since; export again",
+)
+EXPORTED_FOLDER = Artifact(
+    "model-hf",
+    "a folder for transformers, by pipeal export",
+    "run.export_hf",
+    (),
+    "the run went on since; export again",
+)
 REPORT = Artifact("report.html", "the page of pipeal report", "cli.report", (), "the run went on since; ask again")
 
 TRACED = (TIMELINE, TRACE)

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from shutil import rmtree
 from uuid import uuid4
 
 from pipeal.core.errors import DataError
@@ -50,6 +51,45 @@ def replacing(path: Path) -> Iterator[Path]:
         # After the rename there is nothing left to remove; an unusable folder has nothing either.
         with suppress(OSError):
             aside.unlink()
+
+
+@contextmanager
+def replacing_folder(path: Path) -> Iterator[Path]:
+    """Gives an empty folder beside ``path``, which takes its name, whole, when the block ends well.
+
+    What has the name by then, a file or a folder, is removed; when the block raises, it stays as it is.
+
+    Raises:
+        DataError: The system refused.
+    """
+    if not path.name:
+        raise DataError(f"cannot write {str(path)!r}: expected the name of a folder")
+    mark = uuid4().hex[:12]
+    aside, before = (path.with_name(f".{path.name[:40]}.{mark}.{kind}") for kind in ("aside", "before"))
+    try:
+        make_folder(aside)
+        yield aside
+        for written in aside.rglob("*"):
+            if written.is_file():
+                with written.open("rb+") as file:
+                    os.fsync(file.fileno())
+        if os.path.lexists(path):
+            path.rename(before)
+        try:
+            aside.rename(path)
+        except OSError:
+            if os.path.lexists(before):
+                before.rename(path)
+            raise
+        sync_folder(path.parent)
+    except OSError as error:
+        raise DataError(f"cannot write {path}: {error.strerror or error}; choose another folder") from error
+    finally:
+        for left in (aside, before):
+            if left.is_dir() and not left.is_symlink():
+                rmtree(left, ignore_errors=True)
+            else:
+                left.unlink(missing_ok=True)
 
 
 def write_whole(path: str | Path, text: str) -> None:

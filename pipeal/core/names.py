@@ -36,6 +36,10 @@ DEFAULT_SCHEDULE: ScheduleName = "pipelined"
 Augmentation: TypeAlias = Literal["none", "basic", "strong"]
 """What training images go through."""
 
+FILE = "file"
+"""The data set that is a file of the user's, with a text and a label in each row."""
+
+_FILE_ENDS = (".csv", ".jsonl", ".csv.gz", ".jsonl.gz")
 HF, TORCHVISION = "hf", "torchvision"
 """What the name of a model begins with, before a colon, that another library has: a folder of ``transformers``, or one
 of torchvision's models by its name there."""
@@ -66,10 +70,14 @@ class Names:
         ['agnews', 'dbpedia', 'imdb', 'toynews']
         >>> [VISION.dataset(name) for name in ("tinyImageNet", "tiny-imagenet-200", "CIFAR-10", "demo")]
         ['tinyimagenet', 'tinyimagenet', 'cifar10', 'toyimages']
+        >>> TEXT.dataset("my/reviews.csv")
+        'file'
 
         Raises:
             DataError: The name is unknown; the message holds the nearest known one.
         """
+        if FILE in self.datasets and is_file(name):
+            return FILE
         plain = name.lower().translate({ord(mark): None for mark in "_- "})
         known = self.spellings.get(plain, plain)
         if known not in self.datasets:
@@ -121,6 +129,7 @@ TEXT = Names(
         "dbpedia": "pipeal.data.text.dbpedia:DBPEDIA",
         "imdb": "pipeal.data.text.imdb:IMDB",
         "toynews": "pipeal.data.text.toynews:TOYNEWS",
+        FILE: "",
     },
     {"dbpedia14": "dbpedia", "demo": "toynews", "embedded": "toynews"},
     {"lstm": "pipeal.models.text:LSTM", "transformer": "pipeal.models.text:Transformer"},
@@ -150,6 +159,15 @@ LANGUAGE = Names(
     {"charlm": "pipeal.models.charlm:CharLM"},
 )
 """Texts that a language model is trained on; ``text`` is any file of the user's."""
+
+
+def is_file(dataset: str) -> bool:
+    """Whether what stands for a data set is the name of a file of labelled texts, whether there is one or not.
+
+    >>> is_file("my/reviews.csv"), is_file("Reviews.JSONL.gz"), is_file("agnews")
+    (True, True, False)
+    """
+    return dataset.lower().endswith(_FILE_ENDS)
 
 
 _KINDS = {"texts": TEXT, "images": VISION, "language models": LANGUAGE}

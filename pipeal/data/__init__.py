@@ -40,6 +40,7 @@ from pipeal.data.text.corpus import *
 from pipeal.data.text.datasets import *
 from pipeal.data.text.embeddings import *
 from pipeal.data.text.imdb import *
+from pipeal.data.text.labelled_file import *
 from pipeal.data.text.tokens import *
 from pipeal.data.text.vocab import *
 

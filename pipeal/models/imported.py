@@ -79,6 +79,7 @@ class Imported:
         bridges: BridgeStyle = "pooled",
         lr: LearningRates = 1e-3,
         method_options: Mapping[str, Any] | None = None,
+        network: nn.Module | None = None,
     ) -> Iterator[TrainableLayer]:
         """The layers that train it by a method. All are made when the first is asked for, whatever device is current.
 
@@ -92,6 +93,8 @@ class Imported:
             bridges: See there.
             lr: See there.
             method_options: See there.
+            network: What :meth:`network` gave, whose modules the layers then train, but for the head, which methods
+                other than backpropagation put :class:`torch.nn.Identity` in the place of; None makes it.
 
         Raises:
             ConfigError: There is no such network, it cannot be cut, or the method cannot train it.
@@ -99,7 +102,7 @@ class Imported:
         """
         of_al = {"code": code, "hidden": hidden, "labels": labels, "bridges": bridges}
         with torch.device("cpu"):
-            network, sample = self.network(), self.sample()
+            network, sample = self.network() if network is None else network, self.sample()
             head = None if METHODS[method].is_whole else head_of(network, self.classes)
             if head is not None:
                 network.set_submodule(head, nn.Identity())

@@ -11,22 +11,19 @@ from typing import Any
 
 import torch
 
-from pipeal.config import LanguageConfig, LanguageModelConfig, load_config
-from pipeal.core.artifacts import ALPHABET, CHECKPOINTS, CONFIG
+from pipeal.config import LanguageConfig, LanguageModelConfig
+from pipeal.core.artifacts import ALPHABET
 from pipeal.core.errors import ConfigError, DataError
 from pipeal.core.names import LANGUAGE
 from pipeal.core.protocols import TrainableLayer
 from pipeal.core.rng import key_seed
 from pipeal.data import WHOLE, Alphabet, RandomBlocks, ReadAhead, Share, read_characters
 from pipeal.engine import Pipeline
-from pipeal.methods.al import ALPackage, OptimizerFactory
+from pipeal.methods.al import OptimizerFactory
 from pipeal.models import CharDims, TokenCrossEntropy, generate_each, model_layers
 from pipeal.reporting import bars
 from pipeal.run.build import SPLIT_SEED, Experiment, Models, data_root, looks_ahead, method_options, rates, with_names
-from pipeal.run.opening import new_layers
 from pipeal.run.stopping import StopRequest, Unless
-from pipeal.training.checkpoint.resume import ResumedTraining
-from pipeal.training.checkpoint.store import CheckpointStore
 from pipeal.training.evaluation import Criterion, accuracy_and_loss
 
 _log = logging.getLogger(__name__)
@@ -191,31 +188,6 @@ def language_experiment(config: LanguageConfig) -> LanguageExperiment:
     }
     models = LanguageModels(config, len(text.alphabet))
     return LanguageExperiment(models, train, held, test, facts, text.alphabet)
-
-
-def load_trained(folder: Path) -> tuple[LanguageConfig, Alphabet, ALPackage]:
-    """The configuration, the alphabet and the model of a run of a language model, from its newest checkpoint.
-
-    Raises:
-        DataError: The folder is no such run, or holds no checkpoint that is as it was written.
-        ConfigError: Its configuration is of something else.
-    """
-    if not CONFIG.at(folder).is_file():
-        forms = sorted(path.parent for path in folder.glob(f"*/{CONFIG.name}"))
-        hint = f"it compares several; name {' or '.join(map(str, forms))}" if forms else "name the folder of a run"
-        raise DataError(f"{folder}: no run of one form; {hint}")
-    # Of a comparison all forms read with the same alphabet, which lies above them.
-    home = folder if ALPHABET.at(folder).is_file() else folder.resolve().parent
-    if not ALPHABET.at(home).is_file():
-        raise DataError(f"{folder}: no {ALPHABET.name}; expected the run of a language model")
-    config = load_config(LanguageConfig, CONFIG.at(folder))
-    alphabet = Alphabet.load(ALPHABET.at(home))
-    saved = CheckpointStore(CHECKPOINTS.at(folder)).newest(_log.warning)
-    if saved is None:
-        raise DataError(f"{folder}: no checkpoint; train until the first one is written")
-    models, resumed = LanguageModels(config, len(alphabet)), ResumedTraining.of(saved)
-    resumed.check(list(new_layers(models, config, 1, here=())))
-    return config, alphabet, ALPackage(new_layers(models, config, 1, states=resumed.states))
 
 
 def first_prompt(alphabet: Alphabet) -> str:

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeal.config import GroupingConfig, RunConfig, TextConfig, TextModelConfig
-from pipeal.core.artifacts import HF_FOLDER, VOCABULARY
+from pipeal.core.artifacts import CLASSES, HF_FOLDER, VOCABULARY
 from pipeal.core.errors import ConfigError, DataError
 from pipeal.core.modules import module_of
-from pipeal.core.names import TEXT, WITH_HEADS, source_of
+from pipeal.core.names import FILE, TEXT, WITH_HEADS, source_of
 from pipeal.core.protocols import TrainableLayer
 from pipeal.data import (
     WHOLE,
@@ -34,6 +34,7 @@ from pipeal.data import (
     find_vectors,
     list_vectors,
     load_text,
+    load_text_file,
     load_vectors,
     published_max_len,
 )
@@ -42,6 +43,7 @@ from pipeal.methods.al import TouchedAdam, touch_rows
 from pipeal.models import TextDims, group_each, model_layers
 from pipeal.models.imported import Imported, folder_of, save_config, text_limits
 from pipeal.reporting import bars
+from pipeal.reporting.recorders import write_json
 from pipeal.run.build import (
     SPLIT_SEED,
     Experiment,
@@ -110,19 +112,19 @@ class TextModels(Models):
             )
         return super().under(config)
 
+    def imported(self, mode: str) -> tuple[Imported, dict[str, Any]]:
+        """A model of another library, and what its :meth:`Imported.layers` are given for a method."""
+        model = self.config.model
+        options = {"lr": rates(self.config.train.lr, mode), "method_options": method_options(self.config, mode)}
+        network = Imported(model.name, self.classes, pad_index=self.pad_index, parts=model.parts, weights=model.weights)
+        return network, {"code": model.y_hid, **options}
+
     def build(self, mode: str) -> Iterator[TrainableLayer]:
         """See :meth:`Models.build <pipeal.run.build.Models.build>`."""
         model = self.config.model
         if source_of(model.name) is not None:
-            imported = Imported(
-                model.name, self.classes, pad_index=self.pad_index, parts=model.parts, weights=model.weights
-            )
-            yield from imported.layers(
-                mode,
-                code=model.y_hid,
-                lr=rates(self.config.train.lr, mode),
-                method_options=method_options(self.config, mode),
-            )
+            imported, options = self.imported(mode)
+            yield from imported.layers(mode, **options)
             return
         touched = model.embedding_updates == "touched"
         layers = model_layers(
@@ -181,7 +183,8 @@ class TextExperiment(Experiment):
         return BatchLoader(part, PlannedBatchSampler(part.lengths, budget, shuffle=False), pin_memory=True)
 
     def save(self, folder: Path) -> None:
-        """Leaves ``vocab.json``; of a model of another library its configuration and its tokenizer."""
+        """Leaves ``classes.json``, and ``vocab.json`` or another library's configuration and tokenizer."""
+        write_json(CLASSES.at(folder), {"classes": self.class_names})
         if isinstance(self.vocab, Vocab):
             self.vocab.save(VOCABULARY.at(folder))
         else:
@@ -215,10 +218,7 @@ def text_experiment(config: TextConfig) -> TextExperiment:
             "engine.replicas 1"
         )
     root = data_root(config)
-    _log.info(f"reading {dataset}")
-    with bars.downloads() as bar:
-        bar.begin(f"reading {dataset}")
-        texts = load_text(dataset, root, download=data.download, seed=SPLIT_SEED, progress=bar)
+    texts = _texts(config, root)
     numbered = _by_words(config, texts) if tokenizer is None else _by_tokenizer(config, texts, tokenizer)
     train, held, test, vocab = numbered
     classes = len(texts.classes)
@@ -229,6 +229,9 @@ def text_experiment(config: TextConfig) -> TextExperiment:
         "batching": data.batching.kind,
         "fingerprint": f"{train.fingerprint}-{vocab.fingerprint}",
     }
+    if config.dataset == FILE:
+        facts["labels"] = _labels(texts)
+        facts["tested_on"] = _tested_on(config)
     pretrained = None
     if config.model.pretrained == "none":
         if config.model.vectors is not None:
@@ -250,6 +253,43 @@ def text_experiment(config: TextConfig) -> TextExperiment:
         facts["grouped_at"] = " ".join(map(str, thresholds))
     models = TextModels(config, len(vocab), classes, vocab.pad_index, thresholds, pretrained)
     return TextExperiment(models, train, held, test, facts, vocab, texts.classes)
+
+
+def _texts(config: TextConfig, root: Path) -> TextDataset:
+    """A published data set, or what the user's own file holds."""
+    data, dataset = config.data, config.dataset
+    if dataset != FILE:
+        if data.file is not None:
+            raise ConfigError(
+                f"data.file: found {data.file}, but the data set is {dataset}; name the file in its place"
+            )
+        _log.info(f"reading {dataset}")
+        with bars.downloads() as bar:
+            bar.begin(f"reading {dataset}")
+            return load_text(dataset, root, download=data.download, seed=SPLIT_SEED, progress=bar)
+    if data.file is None:
+        raise ConfigError(f"data.file: found null, but the data set is {FILE}; name it in its place, as reviews.csv")
+    path, test = Path(data.file), None if data.test_file is None else Path(data.test_file)
+    _log.info(f"reading {path}")
+    with bars.Steps(f"reading {path.name}"):
+        columns = data.columns
+        texts = load_text_file(
+            path, test, text=columns.text, label=columns.label, test_share=data.test_share, seed=SPLIT_SEED
+        )
+    _log.info(f"{len(texts.classes)} classes ({_labels(texts)}); tested on {_tested_on(config)}")
+    return texts
+
+
+def _labels(texts: TextDataset) -> str:
+    """The names of the classes, in their order, as far as a line has room."""
+    more = f", … {texts.classes[-1]}" if len(texts.classes) > 12 else ""
+    return ", ".join(texts.classes[:12]) + more
+
+
+def _tested_on(config: TextConfig) -> str:
+    """In words without a file's name, by which a run that is taken up again knows its data wherever that lies."""
+    share = config.data.test_share
+    return f"{share:g} of it, drawn by seed {SPLIT_SEED}" if config.data.test_file is None else "a file of its own"
 
 
 def _tokenizer(config: TextConfig) -> tuple[TextConfig, FolderTokenizer]:

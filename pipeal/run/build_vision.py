@@ -61,6 +61,18 @@ class VisionModels(Models):
     config: VisionConfig
     classes: int
 
+    def imported(self, mode: str) -> tuple[Imported, dict[str, Any]]:
+        """A model of another library, and what its :meth:`Imported.layers` are given for a method."""
+        model = self.config.model
+        assert model.bridges != "lookahead"  # refused where options are read
+        options = {"lr": rates(self.config.train.lr, mode), "method_options": method_options(self.config, mode)}
+        of_al = {"hidden": model.x_hid, "labels": model.labels, "bridges": model.bridges, "code": model.y_hid}
+        size = self.config.data.size
+        return Imported(model.name, self.classes, size=size, parts=model.parts, weights=model.weights), {
+            **of_al,
+            **options,
+        }
+
     def build(self, mode: str) -> Iterator[TrainableLayer]:
         """See :meth:`Models.build <pipeal.run.build.Models.build>`."""
         model, size = self.config.model, self.config.data.size
@@ -78,17 +90,8 @@ class VisionModels(Models):
                 weights=model.weights,
             )
         else:
-            imported = Imported(model.name, self.classes, size=size, parts=model.parts, weights=model.weights)
-            assert model.bridges != "lookahead"  # refused where options are read
-            layers = imported.layers(
-                mode,
-                code=model.y_hid,
-                hidden=model.x_hid,
-                labels=model.labels,
-                bridges=model.bridges,
-                lr=lr,
-                method_options=options,
-            )
+            imported, options = self.imported(mode)
+            layers = imported.layers(mode, **options)
         for layer in layers:
             if model.channels_last:
                 module_of(layer).to(memory_format=torch.channels_last)

@@ -20,7 +20,7 @@ from pipeal.config import (
 )
 from pipeal.core.errors import ConfigError, DataError, unknown_name
 from pipeal.core.methods import COMPARE, METHODS
-from pipeal.core.names import HF, LANGUAGE, TEXT, VISION, Mode, contradicts, form_told, source_of
+from pipeal.core.names import FILE, HF, LANGUAGE, TEXT, VISION, Mode, contradicts, form_told, is_file, source_of
 from pipeal.engine.distributed.launch import Launch
 from pipeal.engine.schedule import schedule_named
 from pipeal.run.grid import parse_grid, settings_of, with_setting
@@ -132,6 +132,8 @@ def named_config(
     else:
         raise ConfigError(unknown_name("model", model, [*TEXT.models, *VISION.models, *LANGUAGE.models]))
     data, (name, form) = names.dataset(dataset or "embedded"), names.model(model)
+    if dataset is not None and data == FILE and is_file(dataset):
+        given = {**given, "data.file": dataset}
     return kind, configure(schema, data, (name, None if any_form else form), config_file, overrides, given)
 
 

@@ -30,7 +30,7 @@ _ABANDONED_S = 600.0
 _FREE = (
     *("engine", "out", "train.epochs", "train.checkpoint", "train.on_non_finite", "train.tensorboard"),
     *("train.exit_tolerance", "data.root", "data.text", "data.download", "data.workers"),
-    *("data.prefetch", "data.cache", "data.cache_dir"),
+    *("data.file", "data.test_file", "data.prefetch", "data.cache", "data.cache_dir"),
 )
 """How a run is executed, where its data is, how long it goes: what may differ when it is taken up again."""
 

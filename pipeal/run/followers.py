@@ -25,7 +25,7 @@ from pipeal.training.checkpoint.rank_files import RankFiles
 
 Config = TypeVar("Config", bound=RunConfig)
 
-OWN = ("root", "text", "download", "workers", "prefetch", "cache", "cache_dir")
+OWN = ("root", "text", "file", "test_file", "download", "workers", "prefetch", "cache", "cache_dir")
 """Keys of ``data`` that may differ from machine to machine."""
 
 

@@ -60,8 +60,9 @@ from pipeal.training.trainer import Scores, fit
 
 BUDGETS = ("steps", "flops", "time")
 _OF_A_ROW = ("train.seed", "train.mode", "train.epochs", "train.lr.base", "model.parts")
-_ELSEWHERE_OTHERWISE = ("out", "engine", "tune", "train.checkpoint", "data.root", "data.text", "data.cache",
-                        "data.cache_dir", "data.workers", "data.prefetch", "data.download")  # fmt: skip
+_ELSEWHERE_OTHERWISE = ("out", "engine", "tune", "train.checkpoint", "data.root", "data.text", "data.file",
+                        "data.test_file", "data.cache", "data.cache_dir", "data.workers", "data.prefetch",
+                        "data.download")  # fmt: skip
 """Keys, or sections, that may differ between rows of one table: they change nothing but rounding."""
 
 EVALUATED = 64

@@ -362,4 +362,4 @@ def test_every_key_is_documented():
             assert f"        {name}: " in words, f"{section.__name__}.{name} has no words"
             if is_dataclass(kind):
                 sections.append(kind)
-    assert len(set(sections)) == 18 + len(fields(MethodsConfig))
+    assert len(set(sections)) == 19 + len(fields(MethodsConfig))

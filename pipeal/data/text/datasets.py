@@ -10,7 +10,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeal.core.names import TEXT
+from pipeal.core.errors import DataError
+from pipeal.core.names import FILE, TEXT
 from pipeal.data.loading.download import Progress
 from pipeal.data.loading.sources import Source, obtain
 from pipeal.data.text.lines import plain_or_gz
@@ -44,7 +45,9 @@ class TextDataset:
 
 
 def published_max_len(name: str) -> int:
-    """How many words of a text published experiments with a data set keep."""
+    """How many words of a text published experiments with a data set keep; of the user's own, as many as of most."""
+    if TEXT.dataset(name) == FILE:
+        return PublishedTexts.max_len
     published: PublishedTexts = TEXT.load_dataset(name)
     return published.max_len
 
@@ -76,6 +79,8 @@ def load_text(
         DataError: An unknown name; missing files that are not to be had, with what to fetch and where to put
             it; a malformed file, with its line.
     """
+    if TEXT.dataset(name) == FILE:
+        raise DataError(f"{name} is no published data set; a file of your own is read by load_text_file")
     published: PublishedTexts = TEXT.load_dataset(name)
     folder, files = _find(published, root or Path("data"))
     missing = [wanted for wanted, path in files.items() if path is None]

@@ -71,24 +71,36 @@ def read_rows(path: Path, columns: tuple[str, ...], *, header: bool = False) -> 
     Raises:
         DataError: Another header, a wrong number of columns, open quotes, no rows.
     """
+    wanted, rows = ",".join(columns), 0
+    found = csv_rows(path)
+    if header:
+        where, first = next(found, (f"{path}, line 1", []))
+        if tuple(name.strip().lower() for name in first) != columns:
+            raise DataError(f"{where}: header {','.join(first)[:60]!r}, wanted {wanted!r}")
+    for where, row in found:
+        if len(row) != len(columns):
+            raise DataError(f"{where}: {len(row)} columns, wanted {len(columns)} ({wanted})")
+        yield where, row
+        rows += 1
+    if not rows:
+        raise DataError(f"{path}: no rows{' under the header' if header else ''}; fetch the file again")
+
+
+def csv_rows(path: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yields each row of a CSV file that is not blank, with words that say where it begins.
+
+    Raises:
+        DataError: Open quotes; or what :func:`pipeal.data.text.lines.read_lines` raises.
+    """
     # Strict, so that a stray quote is an error where it stands instead of a text that swallowed its neighbours.
     reader = csv.reader(read_lines(path), strict=True)
-    wanted, begin, rows = ",".join(columns), 1, 0
+    begin = 1
     try:
-        first = next(reader, []) if header else columns
-        if tuple(name.strip().lower() for name in first) != columns:
-            raise DataError(f"{path}, line 1: header {','.join(first)[:60]!r}, wanted {wanted!r}")
-        begin = reader.line_num + 1
         for row in reader:
             if row:
-                if len(row) != len(columns):
-                    raise DataError(f"{path}, line {begin}: {len(row)} columns, wanted {len(columns)} ({wanted})")
                 yield f"{path}, line {begin}", row
-                rows += 1
             begin = reader.line_num + 1
     except csv.Error as error:
         raise DataError(
             f"{path}, line {begin}: {error}; probably a quote left open or not doubled in the row"
         ) from error
-    if not rows:
-        raise DataError(f"{path}: no rows{' under the header' if header else ''}; fetch the file again")

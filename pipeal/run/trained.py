@@ -1,0 +1,200 @@
+"""The model that a run has trained, out of its folder alone: its data is not read."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeal.config import LanguageConfig, RunConfig, TextConfig, VisionConfig, load_config
+from pipeal.core.artifacts import ALPHABET, CHECKPOINTS, CLASSES, CONFIG, HF_FOLDER, IMAGES, VOCABULARY, Artifact
+from pipeal.core.errors import DataError, first_line
+from pipeal.core.names import HF, source_of
+from pipeal.data import Alphabet, FolderTokenizer, Vocab, published_max_len
+from pipeal.engine.state.layer_state import State
+from pipeal.methods.al import ALPackage
+from pipeal.models.imported import text_limits
+from pipeal.run.build import Models
+from pipeal.run.build_language import LanguageModels
+from pipeal.run.build_text import TextModels
+from pipeal.run.build_vision import VisionModels
+from pipeal.run.find_run import run_of
+from pipeal.run.opening import new_layers
+from pipeal.training.checkpoint.resume import ResumedTraining
+from pipeal.training.checkpoint.store import Checkpoint, CheckpointStore
+
+_log = logging.getLogger(__name__)
+
+Classes = tuple[str, ...] | None
+"""The names of the classes in their order, of a language model its characters; None where the run does not tell."""
+
+_Facts = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a run has left, or one form of a comparison.
+
+    Attributes:
+        folder: Its folder.
+        config: With every choice made.
+        models: Makes such models.
+        package: The model, in evaluation mode, on the CPU.
+        classes: The names of the classes.
+        checkpoint: Where its weights are from.
+        states: Those of its layers.
+        where: What was trained by then, in words.
+    """
+
+    folder: Path
+    config: Any
+    models: Models
+    package: ALPackage
+    classes: Classes
+    checkpoint: Checkpoint
+    states: Mapping[int, State]
+    where: str
+
+    @property
+    def longest(self) -> int | None:
+        """The most words or characters of an input; None of images."""
+        if isinstance(self.models, TextModels):
+            words: int = self.config.data.max_len or published_max_len(self.config.dataset)
+            return words
+        return None if isinstance(self.models, VisionModels) else int(self.config.model.block)
+
+    def inputs(self, rows: int, length: int | None) -> Tensor:
+        """Inputs as the model takes them, always the same; of texts all but the first are padded.
+
+        Args:
+            rows: How many.
+            length: Of texts; None of images.
+        """
+        random, models = torch.Generator().manual_seed(0), self.models
+        if length is None:
+            size = self.config.data.size
+            return torch.randn(rows, 3, size, size, generator=random)
+        if isinstance(models, TextModels):
+            tokens = torch.randint(models.vocab_size, (rows, length), generator=random)
+            tokens[1:, length - length // 2 :] = models.pad_index
+            return tokens
+        assert isinstance(models, LanguageModels)
+        return torch.randint(models.characters, (rows, length), generator=random)
+
+
+def load_trained(path: Path) -> Trained:
+    """The model of a run, from its newest checkpoint.
+
+    Args:
+        path: The folder of a run, of a form in that of a comparison, or of one of their checkpoints, which is taken
+            then.
+
+    Raises:
+        DataError: There is no such run, or it has no checkpoint that is as it was written.
+        ConfigError: Its configuration is of something else.
+    """
+    named = path.resolve()
+    is_checkpoint = run_of(path) is not None
+    folder = named.parents[1] if is_checkpoint else path
+    if not CONFIG.at(folder).is_file():
+        forms = sorted(found.parent for found in folder.glob(f"*/{CONFIG.name}"))
+        hint = f"it compares several; name {' or '.join(map(str, forms))}" if forms else "name the folder of a run"
+        raise DataError(f"{folder}: no run of one form; {hint}")
+    # What the forms of a comparison have in common lies above them.
+    homes = (folder, folder.resolve().parent)
+    found = next(((kind, home) for home in homes for kind in _KINDS if kind.at(home).is_file()), None)
+    if found is None:
+        wanted = ", ".join(kind.name for kind in _KINDS)
+        raise DataError(f"{folder}: none of {wanted}, one of which a run leaves; expected the folder of a run")
+    (kind, home), checkpoint = found, _checkpoint(folder, named if is_checkpoint else None)
+    schema, models_of = _KINDS[kind]
+    config = load_config(schema, CONFIG.at(folder))
+    resumed = ResumedTraining.of(checkpoint)
+    models, classes = models_of(config, home, resumed.facts)
+    layers = list(new_layers(models, config, 1))
+    resumed.load_into(layers)
+    package = ALPackage(layers).eval()
+    return Trained(folder, config, models, package, classes, checkpoint, resumed.states, resumed.position.where)
+
+
+def _checkpoint(folder: Path, named: Path | None) -> Checkpoint:
+    if named is not None:
+        return Checkpoint.open(named)
+    saved = CheckpointStore(CHECKPOINTS.at(folder)).newest(_log.warning)
+    if saved is None:
+        raise DataError(f"{folder}: no checkpoint; train until the first one is written")
+    return saved
+
+
+def _of_text(config: TextConfig, home: Path, facts: _Facts) -> tuple[Models, Classes]:
+    vocab: Vocab | FolderTokenizer
+    if source_of(config.model.name) is None:
+        vocab = Vocab.load(VOCABULARY.at(home))
+    else:
+        config = _as_kept(config, home)
+        vocab = FolderTokenizer(HF_FOLDER.at(home), text_limits(config.model.name).pad_index)
+    blueprint = {
+        "vocab_size": len(vocab),
+        "classes": _count(facts, home),
+        "pad_index": vocab.pad_index,
+        "thresholds": [],  # to group layers changes neither their answers nor the names of their weights
+        "pretrained": False,
+    }
+    # Runs of earlier versions did not leave the names of their classes.
+    names = _read(CLASSES.at(home), "classes") if CLASSES.at(home).is_file() else None
+    return TextModels.of(config, blueprint), names
+
+
+def _of_images(config: VisionConfig, home: Path, _: _Facts) -> tuple[Models, Classes]:
+    names = _read(IMAGES.at(home), "classes")
+    if source_of(config.model.name) == HF:
+        config = _as_kept(config, home)
+    return VisionModels(config, len(names)), names
+
+
+def _as_kept(config: Any, home: Path) -> Any:
+    """With the folder that the run has kept in the place of the one that it began with, and no starting weights."""
+    name = f"{HF}:{HF_FOLDER.at(home).resolve()}"
+    return replace(config, model=replace(config.model, name=name, weights=None))
+
+
+def _of_characters(config: LanguageConfig, home: Path, _: _Facts) -> tuple[Models, Classes]:
+    alphabet = Alphabet.load(ALPHABET.at(home))
+    return LanguageModels(config, len(alphabet)), tuple(alphabet.characters)
+
+
+_KINDS: Mapping[Artifact, tuple[type[RunConfig], Callable[[Any, Path, _Facts], tuple[Models, Classes]]]] = {
+    VOCABULARY: (TextConfig, _of_text),
+    IMAGES: (VisionConfig, _of_images),
+    ALPHABET: (LanguageConfig, _of_characters),
+    CLASSES: (TextConfig, _of_text),  # with a tokenizer in the place of words
+}
+"""By the file that each kind of run leaves."""
+
+
+def _count(facts: _Facts, home: Path) -> int:
+    found = facts.get("classes")
+    if not isinstance(found, int):
+        raise DataError(f"{home}: its checkpoint does not say how many classes there are; expected that of a training")
+    return found
+
+
+def _read(path: Path, key: str) -> tuple[str, ...]:
+    """A list of names out of a JSON file.
+
+    Raises:
+        DataError: The file cannot be read, or has no such list.
+    """
+    try:
+        names = json.loads(path.read_text(encoding="utf-8"))[key]
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"{key} is no list of names")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DataError(f"{path}: not as a run writes it ({first_line(error)})") from error
+    return tuple(names)

@@ -1,0 +1,149 @@
+"""A user's own texts: columns by name, classes out of the labels, and one line with file and line for each mistake."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeal.core.errors import DataError
+from pipeal.data import TextSplit, load_text, load_text_file, published_max_len
+
+CSV = 'id,text,label\n1,"One, ""two""\nlines",b\n\n2,three,a\n3,four,b\n'
+
+
+def written(folder: Path, name: str, content: str | bytes) -> Path:
+    path = folder / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def test_rows_of_csv_and_lines_of_json_are_the_same_texts(tmp_path: Path) -> None:
+    lines = [
+        {"text": 'One, "two"\nlines', "label": "b"},
+        {"label": "a", "text": "three"},
+        {"text": "four", "label": "b"},
+    ]
+    json_lines = "\n\n".join(json.dumps(line) for line in lines)
+    paths = [
+        written(tmp_path, "a.csv", CSV),
+        written(tmp_path, "a.CSV.gz", gzip.compress(b"\xef\xbb\xbf" + CSV.replace("\n", "\r\n").encode())),
+        written(tmp_path, "a.jsonl", json_lines),
+        written(tmp_path, "a.jsonl.gz", gzip.compress(json_lines.encode())),
+    ]
+    for path in paths:
+        data = load_text_file(path, path)
+        assert data.name == "file"
+        assert data.classes == ("a", "b")
+        assert [text.split() for text in data.train.texts] == [["One,", '"two"', "lines"], ["three"], ["four"]]
+        assert data.train.labels == data.test.labels == [1, 0, 1]
+
+
+def test_several_columns_are_joined_in_the_order_asked_for(tmp_path: Path) -> None:
+    path = written(tmp_path, "x.csv", "body,topic,title\nB,7,T\n,8,U\n")
+    data = load_text_file(path, path, text=("title", "body"), label="topic")
+    assert data.train.texts == ["T B", "U"]
+    assert load_text_file(path, path, text=("body", "title"), label="topic").train.texts == ["B T", "U"]
+
+
+def test_classes_are_the_labels_numbers_by_value_and_words_by_letters(tmp_path: Path) -> None:
+    rows = [
+        '{"text": "x", "label": ' + label + "}" for label in ("10", '"9"', '" word "', '"Other"', "true", "-1", "0.5")
+    ]
+    path = written(tmp_path, "x.jsonl", "\n".join(rows))
+    data = load_text_file(path, path)
+    assert data.classes == ("-1", "9", "10", "0.5", "Other", "true", "word")
+    assert data.train.labels == [2, 1, 6, 4, 5, 0, 3]
+
+
+def test_a_test_file_may_be_of_the_other_kind_and_lack_classes(tmp_path: Path) -> None:
+    path, test = written(tmp_path, "x.csv", CSV), written(tmp_path, "t.jsonl", '{"text": "only", "label": "b"}\n')
+    data = load_text_file(path, test)
+    assert (len(data.train), data.test) == (3, TextSplit(["only"], [1]))
+
+
+@given(count=st.integers(2, 60), share=st.floats(0.01, 0.99), seed=st.integers(0, 9))
+def test_a_drawn_share_covers_the_file_once_and_is_always_the_same(
+    tmp_path_factory: pytest.TempPathFactory, count: int, share: float, seed: int
+) -> None:
+    rows = "".join(f"text {n},{n % 2}\n" for n in range(count))
+    path = written(tmp_path_factory.mktemp("drawn"), "x.csv", f"text,label\n{rows}")
+    tests = round(count * share)
+    if not 0 < tests < count:
+        with pytest.raises(DataError, match=f"of its {count} texts is {tests} to test on"):
+            load_text_file(path, test_share=share, seed=seed)
+        return
+    data = load_text_file(path, test_share=share, seed=seed)
+    assert len(data.test) == tests
+    both = [
+        *zip(data.train.texts, data.train.labels, strict=True),
+        *zip(data.test.texts, data.test.labels, strict=True),
+    ]
+    assert sorted(both) == sorted((f"text {n}", n % 2) for n in range(count))
+    again = load_text_file(path, test_share=share, seed=seed)
+    assert (again.train, again.test) == (data.train, data.test)
+
+
+def test_another_seed_draws_other_texts(tmp_path: Path) -> None:
+    path = written(tmp_path, "x.csv", "text,label\n" + "".join(f"text {n},{n % 2}\n" for n in range(100)))
+    one, other = (set(load_text_file(path, seed=seed).test.texts) for seed in (0, 1))
+    assert len(one) == len(other) == 20
+    assert one != other
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("x.csv", "", r"x\.csv, line 1: no column 'text' in the header, which is empty; name the columns with"),
+        ("x.csv", "text,label\n\n", r"x\.csv: holds no texts; wanted one in each row, under a header"),
+        ("x.csv", "body,label\nb,1\n", r"x\.csv, line 1: no column 'text' .*'body', 'label'; .*--text-column"),
+        ("x.csv", "text,label,text\na,1,b\n", r"line 1: 2 columns 'text' in the header"),
+        (
+            "x.csv",
+            "text,label\na,1\nb,c,2\n",
+            r"x\.csv, line 3: 3 columns, wanted 2 as in the header \('text', 'label'\)",
+        ),
+        ("x.csv", "text,label\na,1\nb\n", r"x\.csv, line 3: 1 columns, wanted 2"),
+        ("x.csv", 'text,label\n"a\nb",1\n"open,2\nc,1\n', r"x\.csv, line 4: .*quote left open"),
+        ("x.csv", "text,label\na,1\n ,2\n", r"line 3: text is empty; fill in or delete it"),
+        ("x.csv", "text,label\na,1\nb, \n", r"line 3: label is empty; fill in or delete it"),
+        ("x.csv", "text,label\na,1\nb,1\n", r"x\.csv: every label is '1'; wanted at least two classes"),
+        ("x.csv", b"text,label\na,1\ncaf\xe9,2\n", r"x\.csv, line 3: byte 0xe9 at place 4 is not UTF-8; convert"),
+        ("x.csv", "text,label\na,1\n".encode("utf-16"), r"x\.csv, line 1: byte 0xff at place 1 is not UTF-8"),
+        ("x.csv.gz", b"text,label\na,1\n", r"x\.csv\.gz: broken gzip file after line 0"),
+        ("x.jsonl", "", r"x\.jsonl: holds no texts; wanted one in each row$"),
+        ("x.jsonl", '{"text": "a", "label": 1}\n{"text": \n', r"x\.jsonl, line 2: no JSON \(.*\); wanted an object"),
+        ("x.jsonl", "[" * 100_000, r"x\.jsonl, line 1: no JSON"),
+        ("x.jsonl", '{"text": "a", "label": ' + "9" * 5_000 + "}", r"line 1: "),
+        ("x.jsonl", '["a", 1]\n', r'line 1: \["a", 1\]; wanted an object such as {"text": "…", "label": "…"}'),
+        ("x.jsonl", '{"text": "a", "topic": 1}\n', r"line 1: no key 'label', it has 'text', 'topic'; name the columns"),
+        ("x.jsonl", '{"text": 5, "label": 1}\n', r"line 1: text is 5, wanted a text in quotes"),
+        ("x.jsonl", '{"text": "a", "label": null}\n', r"line 1: label is null, wanted a word or a number"),
+        ("x.jsonl", '{"text": "a", "label": ["b"]}\n', r'line 1: label is \["b"\], wanted a word or a number'),
+        ("x.tsv", "text\tlabel\n", r"x\.tsv: expected a name that ends in \.csv or \.jsonl"),
+    ],
+)
+def test_a_malformed_file_is_named_with_the_line(tmp_path: Path, name: str, content: str | bytes, told: str) -> None:
+    path = written(tmp_path, name, content)
+    with pytest.raises(DataError, match=told) as error:
+        load_text_file(path, path)
+    assert "\n" not in str(error.value).replace("\\n", "")
+
+
+def test_a_missing_file_and_a_label_unknown_to_training_are_told(tmp_path: Path) -> None:
+    path = written(tmp_path, "x.csv", CSV)
+    with pytest.raises(DataError, match=r"cannot read .*none\.csv: No such file"):
+        load_text_file(tmp_path / "none.csv")
+    test = written(tmp_path, "t.csv", "text,label\ny,b\nz,c\n")
+    with pytest.raises(DataError, match=r"t\.csv, line 3: label 'c' is not in .*x\.csv, which has 'a', 'b'$"):
+        load_text_file(path, test)
+
+
+def test_a_file_is_no_published_data_set() -> None:
+    with pytest.raises(DataError, match=r"x\.csv is no published data set; .* load_text_file"):
+        load_text("x.csv")
+    assert published_max_len("x.csv") == 128
