@@ -7,7 +7,7 @@ PYTEST := $(BIN)/python -m pytest -n $${PIPEAL_TEST_PROCESSES:-3} --dist workste
 # Bytecode is kept: without it each of the processes rewrites every assertion, a third of what the quick tests take.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all slow check format docs bench clean
+.PHONY: demo test test-all slow check format docs dist bench clean
 
 demo: $(READY)  ## train on a data set that needs no download, compare AL with backpropagation, forecast more devices
 	$(BIN)/python nlpmain.py toynews transformer --mode compare
@@ -33,6 +33,11 @@ format: $(READY)  ## put the code in order
 docs: $(READY)  ## the pages of docs/ as a site, in site/
 	$(BIN)/python -m pip install --disable-pip-version-check -q -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+dist: $(READY)  ## sdist and, of it, wheel in dist/; the wheel is used outside the repository
+	rm -rf dist
+	$(BIN)/python -m build
+	PYTHON=$(BIN)/python scripts/check_wheel.sh dist/*.whl
 
 bench: $(READY)  ## some of the benchmarks in scripts/bench; each prints the machine it ran on
 	$(BIN)/python scripts/bench/schedules.py

@@ -179,7 +179,7 @@ def subcommands(one: click.Command) -> list[click.Command]:
 @pytest.mark.parametrize("option", OPTIONS)
 def test_an_option_is_there(option: str) -> None:
     commands = [one for top in command.commands.values() for one in (top, *subcommands(top))]
-    assert any(option in parameter.opts for one in commands for parameter in one.params)
+    assert any(option in parameter.opts for one in commands for parameter in one.get_params(click.Context(one)))
 
 
 @pytest.mark.parametrize("key", KEYS)

@@ -243,13 +243,13 @@ def _wanted_at(schema: type, location: Sequence[int | str]) -> tuple[str, str]:
     while is_dataclass(kind):
         names.append(str(location[len(names)]))
         kind = get_type_hints(kind, include_extras=True)[names[-1]]
-    return ".".join(names), _wanted(kind)
+    return ".".join(names), wanted(kind)
 
 
-def _wanted(kind: Any) -> str:
+def wanted(kind: Any) -> str:
     """What a type accepts, in words.
 
-    >>> _wanted(Literal["words", "tokens"])
+    >>> wanted(Literal["words", "tokens"])
     'words or tokens'
     """
     if get_origin(kind) is Annotated:
@@ -258,7 +258,7 @@ def _wanted(kind: Any) -> str:
         *names, last = map(str, get_args(kind))
         return f"{', '.join(names)} or {last}"
     if get_origin(kind) in (Union, types.UnionType):
-        return ", or ".join(map(_wanted, get_args(kind)))
+        return ", or ".join(map(wanted, get_args(kind)))
     return "null"
 
 

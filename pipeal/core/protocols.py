@@ -27,6 +27,7 @@ DOWN: Path = "h"
 """Down again: the label decoder; nothing, for methods without a label side."""
 
 WAY: tuple[Path, ...] = (UP, TURN, DOWN)
+"""All parts of the way of an answer, in their order."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -185,6 +185,7 @@ SCHEDULES: dict[str, Schedule] = {
         Schedule("pipelined", forwards_first=False, joins=False, serial=False, within_stage="layer"),
     )
 }
+"""All of them, by name."""
 
 
 _PUBLISHED = Schedule("sequential", forwards_first=True, joins=True, serial=True)

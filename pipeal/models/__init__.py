@@ -11,7 +11,14 @@ from pipeal.models.registry import build_language, build_text, build_vision, mod
 from pipeal.models.text import LSTM, LSTMAL, TextDims, Transformer, TransformerAL
 from pipeal.models.vision import VGG, VGGAL, Resnet, ResnetAL, VisionDims
 
-TEXT_MODELS, VISION_MODELS, LANGUAGE_MODELS = tuple(TEXT.models), tuple(VISION.models), tuple(LANGUAGE.models)
+TEXT_MODELS = tuple(TEXT.models)
+"""The names of models for classified texts."""
+
+VISION_MODELS = tuple(VISION.models)
+"""Those of models for images."""
+
+LANGUAGE_MODELS = tuple(LANGUAGE.models)
+"""Those of language models."""
 
 __all__ = [
     "LANGUAGE_MODELS",

@@ -27,6 +27,7 @@ from pipeal.data.loading.download import Progress
 __all__ = ["OnBroken"]
 
 OnBroken: TypeAlias = Literal["raise", "skip"]
+"""What a broken image does: end the run, or be left out and counted."""
 
 Decoded: TypeAlias = tuple[tuple[str, ...], ImageSplit, ImageSplit]
 """Class names in label order, what to train on, what to test on."""

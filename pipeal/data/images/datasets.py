@@ -24,7 +24,10 @@ from pipeal.data.loading.sources import Source, obtain
 __all__ = ["IMAGE_DATASETS", "ImageDataset", "canonical_image_name", "load_images"]
 
 IMAGE_DATASETS = tuple(VISION.datasets)
+"""Their canonical names."""
+
 canonical_image_name = VISION.dataset
+"""The canonical name of a data set that is given in any spelling; :meth:`pipeal.core.names.Names.dataset`."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,10 @@ from pipeal.data.text.published import PublishedTexts
 __all__ = ["TEXT_DATASETS", "TextDataset", "TextSplit", "canonical_text_name", "load_text", "published_max_len"]
 
 TEXT_DATASETS = tuple(TEXT.datasets)
+"""Their canonical names."""
+
 canonical_text_name = TEXT.dataset
+"""The canonical name of a data set that is given in any spelling; :meth:`pipeal.core.names.Names.dataset`."""
 
 
 @dataclass(frozen=True)

@@ -167,16 +167,24 @@ class DistributedPipeline(_Line):
     samples of a report are all that were fed: a batch so small that every replica takes all of it counts for each.
 
     Args:
-        model: As for :class:`pipeal.Pipeline`, as all that is not named here. Give ``sizes`` with an iterator: which
+        model: As for :class:`pipeal.Pipeline`. Give ``sizes`` with an iterator: which
             of its layers are this rank's is else known when the last has come.
         world: The processes; as many stages and replicas as its mesh says.
         device: This rank's.
-        threads: None: the cores, shared among the ranks of this machine.
-        dump_folder: On every rank, where its watchdog leaves a file.
+        schedule: As for :class:`pipeal.Pipeline`.
+        settings: As for :class:`pipeal.Pipeline`. Of these, ``threads=None`` shares the cores among the ranks of this
+            machine, and ``dump_folder`` is where every rank's watchdog leaves a file.
     """
 
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
+    def __init__(
+        self,
+        model: nn.Module | Iterable[TrainableLayer],
+        world: World,
+        device: str | torch.device = "cpu",
+        schedule: str | Schedule = "pipelined",
+        **settings: Any,
+    ) -> None:
+        super().__init__(model, world, device, schedule, **settings)
         self._node: Node | None = None
         self._spans: list[Span] = []
         self._predictor = RemotePredictor(self.stages, self.options, serial=self.schedule.serial, executor=self._line)
@@ -217,12 +225,11 @@ class DistributedPipeline(_Line):
         """As :meth:`pipeal.Pipeline.snapshot`; the states, or what other ranks say of keeping theirs, come from all
         ranks.
 
-                Args:
-                    note: For those who keep states on other ranks (``on_snapshot`` of :func:`serve`); what JSON can
-                        hold.
+        Args:
+            note: For those who keep states on other ranks (``on_snapshot`` of :func:`serve`); what JSON can hold.
 
-                Raises:
-                    Exception: As :meth:`submit`.
+        Raises:
+            Exception: As :meth:`submit`.
         """
         snapshot = Snapshot(self.next_batch, sum(self.sizes))
         snapshot.note = note

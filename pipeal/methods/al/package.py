@@ -157,7 +157,8 @@ class ALPackage(nn.Module):
                 classes, at most 512.
             hidden: The width of a hidden layer in the bridges; None for none.
             labels: ``inverse``, or ``published``: how label sides are built (:mod:`pipeal.methods.al.codes`). Not per
-            place. bridges: ``pooled``, or ``flat``, as published (:mod:`pipeal.methods.al.bridges`). Not per place.
+                place.
+            bridges: ``pooled``, or ``flat``, as published (:mod:`pipeal.methods.al.bridges`). Not per place.
             class_dim: Per place: the dimension of the answer that is the classes', 1 or -1; None for the one of these
                 that has ``outputs`` entries, or where the answer is no more than features, the last of ``(B, T, D)``
                 and the second of others.
