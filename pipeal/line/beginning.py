@@ -23,6 +23,7 @@ from pipeal.engine.devices import fastest_precision
 from pipeal.engine.devices.cpus import cores
 from pipeal.engine.sizes import check_sizes
 from pipeal.line.items import BEGIN, Item
+from pipeal.line.line_file import LineFile
 from pipeal.planning.planner import TRIAL_BATCHES, balance_one_by_one
 from pipeal.run.build import Experiment
 from pipeal.run.choices import sample_batches
@@ -77,16 +78,15 @@ def first_item(experiment: Experiment, config: RunConfig) -> Item:
     return Item(BEGIN, facts, files)
 
 
-def kept_choice(folder: Path, line: str, experiment: Experiment, stages: int, device: str) -> Any:
+def kept_choice(folder: Path, line: LineFile, experiment: Experiment, device: str) -> Any:
     """The configuration with every choice made; measures layers where the sizes of stages are left open.
 
     What was measured and chosen holds from then on: the next stage may have saved it before this one does.
 
     Args:
         folder: Where it is kept.
-        line: The line's name.
+        line: Whose stages it is for.
         experiment: Has read the data.
-        stages: How many there are.
         device: Of the first stage, on which layers are measured.
 
     Raises:
@@ -100,14 +100,15 @@ def kept_choice(folder: Path, line: str, experiment: Experiment, stages: int, de
             found = checked(_CHOSEN, json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError) as error:
             raise DataError(f"{path}: {first_line(error)}; begin a new line") from error
-        if found.get("line") == line:
+        if found.get("line") == line.line:
             return load_config(type(experiment.config), values=document.parse(found["config"], source="stage 0"))
-    config = _chosen(experiment, stages, device)
-    write_whole(path, json.dumps({"line": line, "config": dump_config(config)}) + "\n")
+    config = _chosen(experiment, line, device)
+    write_whole(path, json.dumps({"line": line.line, "config": dump_config(config)}) + "\n")
     return config
 
 
-def _chosen(experiment: Experiment, stages: int, device: str) -> Any:
+def _chosen(experiment: Experiment, line: LineFile, device: str) -> Any:
+    stages = len(line.stages)
     config = at_its_length(experiment, experiment.config)
     mode, train, engine = config.train.mode, config.train, config.engine
     layers = sum(1 for _ in experiment.layers(mode, train.seed, here=()))
@@ -116,7 +117,7 @@ def _chosen(experiment: Experiment, stages: int, device: str) -> Any:
             f"the line has {stages} stages, the model {layers} layers; make a line of at most {layers}"
         )
     precision = fastest_precision(device) if train.precision == "auto" else train.precision
-    threads = engine.threads or cores()
+    threads = engine.threads or max(1, cores() // line.crowd)  # all have the same number, on which bits depend
     if engine.sizes is not None:
         sizes = check_sizes(list(engine.sizes), layers, stages)
     elif stages == layers:

@@ -74,6 +74,18 @@ class LineFile:
     retain_mib: _Positive = 1024.0
     largest_mib: _Positive = 256.0
 
+    @property
+    def crowd(self) -> int:
+        """How many stages share a machine's cores, at most, as addresses tell: those on the loopback do with the first.
+
+        >>> hosts = (None, "127.0.0.1:7001", "localhost:7002", "10.0.0.3:7001")
+        >>> LineFile("line", "text", {}, tuple(LineStage("key", host) for host in hosts)).crowd
+        3
+        """
+        hosts = [str(stage.address).rpartition(":")[0] for stage in self.stages[1:]]
+        here = sum(host == "localhost" or host.startswith("127.") for host in hosts)
+        return max(1 + here, *map(hosts.count, hosts))
+
     def check(self) -> None:
         """Refuses what does not fit together.
 

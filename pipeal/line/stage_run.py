@@ -155,7 +155,7 @@ class StageRun:
         return self._kind.read(config)
 
     def _begin_feed(self, experiment: Experiment) -> None:
-        config = kept_choice(self.place.folder, self.line.line, experiment, len(self.line.stages), self._device)
+        config = kept_choice(self.place.folder, self.line, experiment, self._device)
         first = first_item(experiment, config)
         self._feed = Feed(experiment, self._config_of(first.facts), first, FeedPosition())
 
