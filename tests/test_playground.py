@@ -252,7 +252,7 @@ def test_the_page_has_every_schedule() -> None:
 
 def test_the_page_asks_no_one_else_for_anything() -> None:
     assert not re.search(
-        r"""(?:src|href)=["'](?!data:|[\w-]+\.html)|url\(|@import|fetch\(|https?:""", PAGE.read_text("utf-8")
+        r"""(?:src|href)=["'](?!data:|[\w/-]+\.html)|url\(|@import|fetch\(|https?:""", PAGE.read_text("utf-8")
     )
 
 
