@@ -58,7 +58,8 @@ _few = click.IntRange(min=1, max=2_000)
 @click.option(
     "--queue-depth",
     type=click.IntRange(min=0, max=10**9),
-    help="Packets that may wait before a stage; 0: as many as its link needs, as in `pipeal line`.  "
+    help="Packets that may wait before a stage; 0: as many as its link needs, as in `pipeal line`, and "
+    "without their memory.  "
     "[default: as configured]",
 )
 @click.option(

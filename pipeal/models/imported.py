@@ -3,7 +3,7 @@
 ::
 
     hf:FOLDER          config.json ──► transformers' own classifier ──► embedding │ block │ block │ … │ block, head
-                       *.safetensors, if it has any                     the longest row of blocks that are alike
+                       *.safetensors, if it has any                     the row of like blocks that has most weights
     torchvision:NAME   torchvision.models.get_model ──────────────────► parts of about equal cost
 
 Backpropagation trains it as it is. Layers of other methods answer by themselves, so that the last linear map of the
@@ -353,7 +353,9 @@ def has_weights(folder: Path) -> bool:
     """
     if any(folder.glob("*.safetensors")):
         return True
-    others = sorted(path.name for kind in ("*.bin", "*.h5", "*.msgpack", "*.ckpt") for path in folder.glob(kind))
+    others = sorted(
+        path.name for kind in ("*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.ckpt") for path in folder.glob(kind)
+    )
     if others:
         raise DataError(
             f"hf:{folder}: its weights are in {others[0]}, which is not read, as such files may run code; expected "
@@ -377,6 +379,7 @@ def _from_folder(folder: Path, classes: int, pad_index: int | None) -> nn.Module
             str(folder),
             config=config,
             local_files_only=True,
+            trust_remote_code=False,
             use_safetensors=True,
             ignore_mismatched_sizes=True,
             output_loading_info=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -114,7 +115,7 @@ def facts_of(trained: Trained) -> dict[str, str]:
 
 
 def _free(path: Path, force: bool) -> Path:
-    if path.exists() and not force and not (path.is_dir() and not any(path.iterdir())):
+    if os.path.lexists(path) and not force and not (path.is_dir() and not any(path.iterdir())):
         raise ConfigError(f"{path} is there already; give --force to replace it, or another --out")
     return path
 

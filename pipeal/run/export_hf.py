@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -46,8 +47,7 @@ def write_folder(trained: Trained, path: Path) -> str:
             f"{trained.folder}: its model is {name}, which transformers does not have; expected the run of a model "
             "hf:FOLDER, or --to safetensors or torch-export"
         )
-    if path.exists() and not (path.is_dir() and ((path / "config.json").is_file() or not any(path.iterdir()))):
-        raise ConfigError(f"{path}: is there, and no folder of a model; name another --out")
+    _require_replaceable(path, folder_of(trained.models.config.model.name))
     network, has_head = trained_network(trained)
     model: Any = network.model
     try:
@@ -74,6 +74,22 @@ def write_folder(trained: Trained, path: Path) -> str:
         f"{METHODS[trained.config.train.mode].label} go through {_way(trained)}, which it does not have: "
         "its head is new"
     )
+
+
+def _require_replaceable(path: Path, kept: Path) -> None:
+    """Asks that nothing is lost with what is in the folder's place but another export."""
+    if not os.path.lexists(path):
+        return
+    if not path.is_dir():
+        raise ConfigError(f"{path}: is there, and no folder of a model; name another --out")
+    written = {file.name for file in kept.iterdir()} | {"config.json", "generation_config.json"}
+    others = sorted(
+        entry.name
+        for entry in path.iterdir()
+        if not entry.is_file() or (entry.name not in written and not entry.name.startswith("model"))
+    )
+    if others:
+        raise ConfigError(f"{path}: holds {', '.join(others[:3])}, which no export writes; name another --out")
 
 
 def trained_network(trained: Trained) -> tuple[nn.Module, bool]:
@@ -119,7 +135,11 @@ def _require_same(model: Any, trained: Trained, folder: Path, weights: Any, *, h
     Raises:
         AssertionError: They differ.
     """
-    read = getattr(transformers(), _auto(trained)).from_pretrained(str(folder), local_files_only=True).eval()
+    read = (
+        getattr(transformers(), _auto(trained))
+        .from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        .eval()
+    )
     found = {name: tensor for name, tensor in read.state_dict().items() if name in weights}
     torch.testing.assert_close(found, weights, rtol=0, atol=0, equal_nan=True)
     x = trained.inputs(2, trained.longest)

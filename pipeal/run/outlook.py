@@ -21,7 +21,6 @@ from pipeal.config import RunConfig
 from pipeal.core.artifacts import COSTS, TRIALS
 from pipeal.core.errors import ConfigError, PipealError, first_line
 from pipeal.core.methods import BASELINE, DEFAULT
-from pipeal.core.outofmemory import is_out_of_memory
 from pipeal.core.tree import batch_size
 from pipeal.engine.devices.cpus import ProcessorTime
 from pipeal.planning.measure.layers import WARM_UP
@@ -54,6 +53,9 @@ BUSY = 0.1
 MOST_S = 120.0
 """A forecast that would take longer is left to ``pipeal plan``."""
 
+_ENOUGH = 100
+"""Test samples, for a word about chance."""
+
 _WIDTH = 120
 """Of sentences."""
 
@@ -78,9 +80,8 @@ def show_outlook(outcomes: Sequence[Outcome], folder: Path, before: ProcessorTim
         config = _measurable(al, bp)
         said += [*_devices(al, config, folder)]
         said += [*_memory(al, config)]
-    except (PipealError, MemoryError, RuntimeError) as error:
-        if not isinstance(error, PipealError) and not is_out_of_memory(error):
-            raise
+    except Exception as error:  # noqa: BLE001  a model's own, alone or on a part of a batch; told, as the run is done
+        _log.debug("no forecast", exc_info=True)
         print(f"\nno forecast: {error if isinstance(error, PipealError) else first_line(error)}")
     said += [_accuracy(al, bp), _terms(al, bp, folder), _machine(before, ProcessorTime.now())]
     print("\nin short")
@@ -156,10 +157,11 @@ def _devices(al: Outcome, config: RunConfig, folder: Path) -> Iterator[str]:
     )
     print(f"costs:    {path}, measured now on one thread; pipeal plan --costs takes them")
     first, last = found[0], found[-1]
+    repeated_as = f" (as if it had {last.layers} layers)" if last.layers > first.layers else ""
     yield (
-        f"devices:  from one device to {DEVICES[-1]}, AL would get {last.al_gain:.1f} times as fast, BP "
-        f"as a pipeline {last.bp_gain:.1f} times ({last.bp_schedule}): there AL would be {last.al_over_bp:.1f} times "
-        f"as fast as BP, on one device {first.al_over_bp:.2f} times"
+        f"devices:  from one device to {DEVICES[-1]}{repeated_as}, over links that take no time, AL would get "
+        f"{last.al_gain:.1f} times as fast, BP as a pipeline {last.bp_gain:.1f} times ({last.bp_schedule}): there AL "
+        f"would be {last.al_over_bp:.1f} times as fast as BP; on one device it is so {first.al_over_bp:.2f} times"
     )
 
 
@@ -253,12 +255,13 @@ def _accuracy(al: Outcome, bp: Outcome) -> str:
     one, other = (outcome.measure.at_best(outcome.rows) or outcome.measure.last(outcome.rows) for outcome in (al, bp))
     told = f"{measure.name + ':':<9} AL {one}, BP {other} on {measure.unseen} samples"
     samples = al.experiment.facts.get("test_samples")
-    if not measure.is_share or not isinstance(samples, int):
+    if not measure.is_share or not isinstance(samples, int) or samples < _ENOUGH:
         return told
     chance = 2 * sqrt(sum(share * (1 - share) for share in (one.mean, other.mean)) / samples)
     apart = abs(one.mean - other.mean)
     within = "no more than what" if apart <= chance else "more than what"
-    return f"{told}: {apart:.4f} apart, {within} {samples:,} samples leave to chance ({chance:.4f})"
+    seeds = "; another seed may differ by more" if al.config.train.repeat == 1 else ""
+    return f"{told}: {apart:.4f} apart, {within} {samples:,} samples leave to chance ({chance:.4f}){seeds}"
 
 
 def _terms(al: Outcome, bp: Outcome, folder: Path) -> str:

@@ -255,8 +255,10 @@ def _cuts(wanted: int | None, fewest: int) -> list[int]:
         raise ConfigError(
             f"--micro-batches: {wanted} of a batch of {fewest} samples; expected at most one for each sample"
         )
-    asked = MICRO_BATCHES if wanted is None else (wanted,)
-    return sorted({1, *(number for number in asked if number <= fewest)})
+    if wanted is not None:
+        return sorted({1, wanted})
+    # Of two samples at least: of one, batch norm has no variance.
+    return sorted({1, *(number for number in MICRO_BATCHES if 2 * number <= fewest)})
 
 
 def _micro_batch(batch: Any, count: int) -> Any:

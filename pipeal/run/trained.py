@@ -82,6 +82,7 @@ class Trained:
             return torch.randn(rows, 3, size, size, generator=random)
         if isinstance(models, TextModels):
             tokens = torch.randint(models.vocab_size, (rows, length), generator=random)
+            tokens[tokens == models.pad_index] = (models.pad_index + 1) % models.vocab_size  # no padding within texts
             tokens[1:, length - length // 2 :] = models.pad_index
             return tokens
         assert isinstance(models, LanguageModels)
@@ -115,6 +116,7 @@ def load_trained(path: Path) -> Trained:
     (kind, home), checkpoint = found, _checkpoint(folder, named if is_checkpoint else None)
     schema, models_of = _KINDS[kind]
     config = load_config(schema, CONFIG.at(folder))
+    config = replace(config, model=replace(config.model, weights=None))  # those that it began with; they may be gone
     resumed = ResumedTraining.of(checkpoint)
     models, classes = models_of(config, home, resumed.facts)
     layers = list(new_layers(models, config, 1))
@@ -159,9 +161,8 @@ def _of_images(config: VisionConfig, home: Path, _: _Facts) -> tuple[Models, Cla
 
 
 def _as_kept(config: Any, home: Path) -> Any:
-    """With the folder that the run has kept in the place of the one that it began with, and no starting weights."""
-    name = f"{HF}:{HF_FOLDER.at(home).resolve()}"
-    return replace(config, model=replace(config.model, name=name, weights=None))
+    """With the folder that the run has kept in the place of the one that it began with."""
+    return replace(config, model=replace(config.model, name=f"{HF}:{HF_FOLDER.at(home).resolve()}"))
 
 
 def _of_characters(config: LanguageConfig, home: Path, _: _Facts) -> tuple[Models, Classes]:

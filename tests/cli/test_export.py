@@ -152,6 +152,35 @@ def test_what_is_there_stays_unless_told_and_half_a_file_never_is(
     assert not list(run.parent.rglob(".*aside"))
 
 
+def test_inputs_that_a_program_is_tried_on_are_padded_at_their_end_alone(run: Path) -> None:
+    """Padding within texts, of a small vocabulary, ended the export of every LSTM in torch's words."""
+    found = load_trained(run)
+    pad, shortest = found.models.pad_index, 4  # type: ignore[attr-defined]
+    for length in range(shortest, 40):
+        texts = found.inputs(3, length) == pad
+        assert not texts[0].any()
+        assert torch.equal(texts[1:].int().sort(1).values.bool(), texts[1:])
+
+
+def test_weights_that_a_run_began_with_are_not_asked_for_again(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun = tmp_path / "begun.safetensors"
+    assert leaves(capsys, str(run), "--to=safetensors", f"--out={begun}")[0] == 0
+    folder = tmp_path / "second"
+    folder.mkdir()
+    own = of_texts(folder, capsys, "transformer", "--mode=bp", "--set=model.n_heads=2", f"--set=model.weights={begun}")
+    begun.unlink()
+    assert leaves(capsys, str(own), "--to=safetensors")[0] == 0
+
+
+def test_a_link_to_nowhere_stays(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "link.safetensors"
+    out.symlink_to(tmp_path / "nowhere")
+    told_one_line("is there already; give --force", *leaves(capsys, str(run), "--to=safetensors", f"--out={out}"))
+    assert out.is_symlink()
+
+
 def test_a_checkpoint_may_be_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (step,) = (run / "checkpoints").glob("step-*")
     assert leaves(capsys, str(step), "--to=safetensors")[0] == 0
@@ -247,8 +276,9 @@ def test_a_model_of_transformers_goes_back_to_it(
     other = tmp_path / "mine"
     other.mkdir()
     (other / "letter.txt").write_text("dear")
+    (other / "config.json").write_text("{}")
     refused = leaves(capsys, str(run), "--to=hf", f"--out={other}", "--force")
-    told_one_line("is there, and no folder of a model; name another --out", *refused)
+    told_one_line("holds letter.txt, which no export writes; name another --out", *refused)
     assert (other / "letter.txt").read_text() == "dear"
 
 

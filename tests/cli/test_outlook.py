@@ -87,7 +87,7 @@ def test_what_is_chance_follows_from_the_test_samples(
     said = sentences(shown([outcome("al", test=0.9), outcome("bp", test=bp)], tmp_path, capsys))["accuracy"]
     assert f"{0.9 - bp:.4f} apart, {within} 1,000 samples leave to chance" in said
     bound = 2 * ((0.9 * 0.1 + bp * (1 - bp)) / 1000) ** 0.5
-    assert said.endswith(f"({bound:.4f})")
+    assert said.endswith(f"({bound:.4f}); another seed may differ by more")
 
 
 def test_terms_are_those_of_both_forms(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,6 +116,21 @@ def test_what_would_take_long_is_left_to_the_commands(tmp_path: Path, capsys: py
     forms = [outcome("al", test=0.9), outcome("bp", test=0.9)]
     out = shown(forms, tmp_path, capsys)
     assert "\nno forecast: it would take about 1 min; pipeal plan and pipeal memory make one\n" in out
+
+
+def test_whatever_a_model_raises_the_comparison_comes_to_its_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batch norm refuses one sample, with a ValueError: a run that was over ended with a traceback."""
+
+    def refuses(*_: Any, **__: Any) -> Any:
+        raise ValueError("Expected more than 1 value per channel when training")
+
+    monkeypatch.setattr(outlook, "MOST_S", 1e9)
+    monkeypatch.setattr(outlook, "_devices", refuses)
+    out = shown([outcome("al", test=0.9), outcome("bp", test=0.8)], tmp_path, capsys)
+    assert "\nno forecast: ValueError: Expected more than 1 value per channel when training\n" in out
+    assert {"accuracy", "terms", "machine"} <= set(sentences(out))
 
 
 def test_updates_of_several_batches_are_not_forecast() -> None:

@@ -18,6 +18,7 @@ from pipeal.engine.pipeline import Pipeline
 from pipeal.planning.measure.layers import measure_in_turns
 from pipeal.planning.pure.layer_cost import Costs, LayerCost, load_costs, save_costs
 from pipeal.planning.pure.simulate import log_normal_factors
+from pipeal.run import plan_costs
 from tests.cli.running import run_command, told_one_line
 
 MIB = 2**20
@@ -273,6 +274,12 @@ def test_only_layers_that_train_themselves_are_planned_with_thin_packets(
     code, _, _ = run_command(plan.command, capsys, *arguments)
     assert (code, formats) == (0, ["int8", "as_is", "as_is"])
     assert load_costs(folder / "costs.json").facts["packet"] == "int8"
+
+
+def test_micro_batches_to_choose_from_have_two_samples_at_least() -> None:
+    """Batch norm has no variance of one: the plan of a small batch ended with a traceback."""
+    assert [plan_costs._cuts(None, fewest) for fewest in (1, 3, 4, 7, 8)] == [[1], [1], [1, 2], [1, 2], [1, 2, 4]]
+    assert plan_costs._cuts(4, 4) == [1, 4]
 
 
 @pytest.mark.parametrize("own_s", [0.0, 5.0])

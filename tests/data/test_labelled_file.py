@@ -77,7 +77,12 @@ def test_a_drawn_share_covers_the_file_once_and_is_always_the_same(
         with pytest.raises(DataError, match=f"of its {count} texts is {tests} to test on"):
             load_text_file(path, test_share=share, seed=seed)
         return
-    data = load_text_file(path, test_share=share, seed=seed)
+    try:
+        data = load_text_file(path, test_share=share, seed=seed)
+    except DataError as error:  # all texts of a class were drawn
+        assert "none to train on" in str(error)
+        assert tests >= count // 2
+        return
     assert len(data.test) == tests
     both = [
         *zip(data.train.texts, data.train.labels, strict=True),
@@ -124,6 +129,7 @@ def test_another_seed_draws_other_texts(tmp_path: Path) -> None:
         ("x.jsonl", '{"text": 5, "label": 1}\n', r"line 1: text is 5, wanted a text in quotes"),
         ("x.jsonl", '{"text": "a", "label": null}\n', r"line 1: label is null, wanted a word or a number"),
         ("x.jsonl", '{"text": "a", "label": ["b"]}\n', r'line 1: label is \["b"\], wanted a word or a number'),
+        ("x.jsonl", '{"text": "a", "label": "\\ud800"}\n', r"line 1: half of a character"),
         ("x.tsv", "text\tlabel\n", r"x\.tsv: expected a name that ends in \.csv or \.jsonl"),
     ],
 )
@@ -132,6 +138,13 @@ def test_a_malformed_file_is_named_with_the_line(tmp_path: Path, name: str, cont
     with pytest.raises(DataError, match=told) as error:
         load_text_file(path, path)
     assert "\n" not in str(error.value).replace("\\n", "")
+
+
+def test_a_class_of_which_no_text_is_left_to_train_on_is_told(tmp_path: Path) -> None:
+    rows = ["text,label", *(f"a{n},x" for n in range(9)), "b,rare"]
+    path = written(tmp_path, "x.csv", "\n".join(rows))
+    with pytest.raises(DataError, match=r"x\.csv: of 1 classes all texts were drawn to test on"):
+        load_text_file(path, test_share=0.9)  # one text is left to train on
 
 
 def test_a_missing_file_and_a_label_unknown_to_training_are_told(tmp_path: Path) -> None:

@@ -75,6 +75,12 @@ def _drawn(path: Path, whole: TextSplit, share: float, seed: int) -> tuple[TextS
         TextSplit([whole.texts[row] for row in rows], [whole.labels[row] for row in rows])
         for rows in (sorted(order[count:].tolist()), sorted(order[:count].tolist()))
     )
+    alone = sorted(set(test.labels) - set(train.labels))
+    if alone:
+        raise DataError(
+            f"{path}: of {len(alone)} classes all texts were drawn to test on, none to train on; add texts of classes "
+            "so rare, or name a file to test on"
+        )
     return train, test
 
 
@@ -134,12 +140,23 @@ def _of_jsonl(path: Path, wanted: Sequence[str]) -> Iterator[tuple[str, Mapping[
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise DataError(f"{where}: no JSON ({error}); wanted an object such as {_example(wanted)}") from error
+        if "\\u" in line and not _is_text(record):
+            raise DataError(f"{where}: half of a character (\\ud800 to \\udfff); wanted whole ones, in pairs")
         if not isinstance(record, dict):
             raise DataError(f"{where}: {_short(record)}; wanted an object such as {_example(wanted)}")
         for key in wanted:
             if key not in record:
                 raise DataError(f"{where}: no key {key!r}, it has {_listed(list(record))}; {_NAME_THEM}")
         yield where, record
+
+
+def _is_text(record: object) -> bool:
+    """Whether all that was read can be written again."""
+    try:
+        json.dumps(record, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 _NAME_THEM = "name the columns with --text-column and --label-column (data.columns)"
