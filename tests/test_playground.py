@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from html import unescape
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -264,13 +265,14 @@ def in_a_browser(folder: Path, chromium: str) -> Seen:
     copy.write_text(PAGE.read_text("utf-8").replace("</body>", f"{asked}</body>"), encoding="utf-8")
     options = "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --enable-logging=stderr --dump-dom"
     options += " --virtual-time-budget=5000"  # so long it may still act after it has loaded; counted, not waited
-    ran = subprocess.run(
-        [chromium, *options.split(), f"--user-data-dir={folder}", f"{copy.as_uri()}#forward=7.5&schedule=gpipe"],
-        env={**os.environ, "TMPDIR": str(folder), "HOME": str(folder)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    with TemporaryDirectory() as own:  # a short name: a socket's path has at most some 100 letters
+        ran = subprocess.run(
+            [chromium, *options.split(), f"--user-data-dir={own}", f"{copy.as_uri()}#forward=7.5&schedule=gpipe"],
+            env={**os.environ, "TMPDIR": own, "HOME": own},
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
     console = [line for line in ran.stderr.splitlines() if "CONSOLE" in line]
     found = re.search(r'<pre id="answers">(.*?)</pre>', ran.stdout, flags=re.DOTALL)
     assert found, f"the page gave no answers: {console or ran.stderr[-2000:]}"

@@ -83,7 +83,7 @@ def show_outlook(outcomes: Sequence[Outcome], folder: Path, before: ProcessorTim
     except Exception as error:  # noqa: BLE001  a model's own, alone or on a part of a batch; told, as the run is done
         _log.debug("no forecast", exc_info=True)
         print(f"\nno forecast: {error if isinstance(error, PipealError) else first_line(error)}")
-    said += [_accuracy(al, bp), _terms(al, bp, folder), _machine(before, ProcessorTime.now())]
+    said += [_accuracy(al, bp), _terms(al, bp, folder), _machine(before, ProcessorTime.now(), al.measure.name)]
     print("\nin short")
     for sentence in said:
         print(fill(sentence, _WIDTH, subsequent_indent=" " * 10, break_long_words=False, break_on_hyphens=False))
@@ -293,7 +293,7 @@ def _place(outcome: Outcome) -> str:
     )
 
 
-def _machine(before: ProcessorTime | None, now: ProcessorTime | None) -> str:
+def _machine(before: ProcessorTime | None, now: ProcessorTime | None, result: str) -> str:
     """Whether others were at work meanwhile, as the system counted it."""
     if before is None or now is None:
         return "machine:  this system does not tell whether other programs were at work; seconds are right if none were"
@@ -303,5 +303,5 @@ def _machine(before: ProcessorTime | None, now: ProcessorTime | None) -> str:
         return f"{told}: seconds are those of these forms"
     return (
         f"{told}: it was busy, and seconds per epoch say as much of them as of these forms; forecasts, memory and "
-        "accuracies leave them out"
+        f"{result} leave them out"
     )

@@ -104,12 +104,12 @@ def test_terms_are_those_of_both_forms(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_a_busy_machine_is_named_by_what_was_counted() -> None:
     before, now = BUSY
-    assert "other programs had 30% of the time" in (said := outlook._machine(before, now))
+    assert "other programs had 30% of the time" in (said := outlook._machine(before, now, "accuracy"))
     assert "it was busy" in said
-    quiet = outlook._machine(before, replace(now, own_s=15.0))
+    quiet = outlook._machine(before, replace(now, own_s=15.0), "accuracy")
     assert "other programs had 5% of the time" in quiet
     assert "busy" not in quiet
-    assert "does not tell" in outlook._machine(None, now)
+    assert "does not tell" in outlook._machine(None, now, "accuracy")
 
 
 def test_what_would_take_long_is_left_to_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

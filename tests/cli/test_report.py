@@ -51,9 +51,9 @@ def look(tmp_path: Path) -> Look:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A comparison on texts, and a run on images with exits; seconds each."""
+    """A comparison on texts, and a run on images with exits; seconds each. Two epochs: a curve of one is a point."""
     root = tmp_path_factory.mktemp("runs")
-    small = ["--epochs", "1", "--out", str(root), "--set=train.precision=fp32", "--set=engine.threads=1"]
+    small = ["--epochs", "2", "--out", str(root), "--set=train.precision=fp32", "--set=engine.threads=1"]
     small.append("--set=train.train_accuracy_samples=64")
     for command, arguments in (
         (text.command, ["toynews", "lstm", "--mode", "compare", "--devices", "cpu,cpu", "--set=model.x_hid=8",
@@ -84,7 +84,7 @@ def test_real_runs_on_one_page_in_a_real_browser(
         "Batches and padding",
     ):
         assert word in told
-    assert told.count("<img") == 3 + 2 + 1, "three timelines, two of batches, and the exits of the images' model"
+    assert told.count("<img") == 4 + 3 + 2, "a timeline of each form, batches of each on texts, exits of each in AL"
     for height in (800, 6000):
         shot, console = look(page, height=height)
         assert console == []
