@@ -161,7 +161,7 @@ def _devices(al: Outcome, config: RunConfig, folder: Path) -> Iterator[str]:
     yield (
         f"devices:  from one device to {DEVICES[-1]}{repeated_as}, over links that take no time, AL would get "
         f"{last.al_gain:.1f} times as fast, BP as a pipeline {last.bp_gain:.1f} times ({last.bp_schedule}): there AL "
-        f"would be {last.al_over_bp:.1f} times as fast as BP; on one device it is so {first.al_over_bp:.2f} times"
+        f"would be {last.al_over_bp:.1f} times as fast as BP, on one device and as it is {first.al_over_bp:.2f} times"
     )
 
 
