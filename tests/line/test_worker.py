@@ -6,11 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
+from pipeal import AE, AL, ENC
 from pipeal.core.errors import DataError
 from pipeal.line.items import BATCH, DECODER, Item
 from pipeal.line.line_file import read_line
 from pipeal.line.stage_run import StageRun
+from pipeal.line.worker import _on_the_way_down
 from pipeal.run.stopping import StopRequest
 from tests.line.lines import place_of
 from tests.line.test_line_exactness import text_line
@@ -65,3 +69,14 @@ def test_files_that_lead_elsewhere_are_refused(tmp_path: Path) -> None:
         with run._open, pytest.raises(DataError, match="expected plain names"):
             run._step(iter([Item(begin.kind, begin.facts, files)]))
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_what_answers_come_down_through_is_copied_when_the_epoch_ends() -> None:
+    layer = AL(ENC(nn.Linear(4, 4), nn.Linear(4, 4)), AE(nn.Linear(4, 4), nn.Linear(4, 4)))
+    found = _on_the_way_down(layer)
+    assert found
+    before = {name: tensor.clone() for name, tensor in found.items()}
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(1.0)
+    assert all(torch.equal(found[name], tensor) for name, tensor in before.items())
