@@ -101,7 +101,7 @@ class Feed:
                     size = len(batches)
                     if part.batches > size:
                         raise DataError(
-                            f"the line stands behind batch {part.batches} of an epoch of {size}; begin it anew"
+                            f"the line stands behind batch {part.batches} of an epoch of {size}; begin a new one"
                         )
                     scale = epoch_scale(course, at.epoch, size, at.batches - part.batches)
                     before_s, begin = part.seconds, perf_counter()

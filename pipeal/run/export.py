@@ -6,8 +6,7 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -41,7 +40,8 @@ class Target:
 
     Attributes:
         usual: Where it goes in the run's folder.
-        write: Writes it, and gives what there is to say of it.
+        write: Writes it, and gives what there is to say of it; raises AssertionError where what was written, read back,
+            is not the model, and leaves nothing then.
     """
 
     usual: Artifact
@@ -74,7 +74,11 @@ def export(run: str, to: str, out: str | None, *, force: bool) -> None:
         path = _free(target.usual.at(trained.folder), force)
     config = trained.config
     _log.info(f"exporting {config.model.name}, {METHODS[config.train.mode].title}, as it was after {trained.where}")
-    print(f"{path}: {target.write(trained, path)}")
+    try:
+        said = target.write(trained, path)
+    except AssertionError as error:
+        raise SaveError(f"cannot write {path}: read back, it is not the run's model ({first_line(error)})") from error
+    print(f"{path}: {said}")
 
 
 def plain_model(trained: Trained) -> nn.Module:
@@ -124,17 +128,18 @@ def _write_weights(trained: Trained, path: Path) -> str:
     # Each tensor by itself, as the format has it: two names of one become two tensors.
     weights = {name: tensor.detach().clone() for name, tensor in _named(trained).state_dict().items()}
     weights = {name: tensor.contiguous() for name, tensor in weights.items()}
-    with _read_back(path), replacing(path) as aside:
-        # Not by save_file, whose files nobody else may read.
+    with replacing(path) as aside:
+        # Not by save_file, whose files their owner alone may read.
         aside.write_bytes(save(weights, metadata={"format": "pt", **facts_of(trained)}))
         torch.testing.assert_close(load_file(aside), weights, rtol=0, atol=0, equal_nan=True)
     return f"{len(weights)} tensors, {sum(tensor.numel() for tensor in weights.values()):,} numbers"
 
 
 def _write_program(trained: Trained, path: Path) -> str:
-    with torch.no_grad(), _without_warnings():
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what torch says about its own export
         program, free = _program(plain_model(trained), trained)
-        with _read_back(path), replacing(path) as aside:
+        with replacing(path) as aside:
             # Given a name, torch wants it to end in .pt2.
             with aside.open("wb") as file:
                 torch.export.save(program, file, extra_files={FACTS: json.dumps(facts_of(trained))})
@@ -195,20 +200,3 @@ def _require_same(program: ExportedProgram, trained: Trained, free: Sequence[str
     for row, length in product(rows, lengths):
         x = trained.inputs(row, length)
         torch.testing.assert_close(run(x), trained.package.infer(x))
-
-
-@contextmanager
-def _read_back(path: Path) -> Iterator[None]:
-    """Tells of what was written and is not the model; around what removes it."""
-    try:
-        yield
-    except AssertionError as error:
-        raise SaveError(f"cannot write {path}: read back, it is not the run's model ({first_line(error)})") from error
-
-
-@contextmanager
-def _without_warnings() -> Iterator[None]:
-    """Of what torch says about its own export while that is under way."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from pipeal.core.atomic import replacing_folder
-from pipeal.core.errors import ConfigError, SaveError, first_line
+from pipeal.core.errors import ConfigError
 from pipeal.core.extras import transformers
 from pipeal.core.methods import METHODS
 from pipeal.core.names import HF, source_of
@@ -39,7 +39,7 @@ def write_folder(trained: Trained, path: Path) -> str:
     Raises:
         ConfigError: The run is of another model, or something else is in the place of the folder.
         DataError: The system refused to write.
-        SaveError: What was written is not the run's model.
+        AssertionError: What was written is not the run's model.
     """
     name = trained.config.model.name
     if source_of(name) != HF:
@@ -50,22 +50,17 @@ def write_folder(trained: Trained, path: Path) -> str:
     _require_replaceable(path, folder_of(trained.models.config.model.name))
     network, has_head = trained_network(trained)
     model: Any = network.model
-    try:
-        with replacing_folder(path) as aside:
-            kept = folder_of(trained.models.config.model.name)
-            for file in kept.iterdir():
-                if file.is_file() and file.name != "config.json":
-                    shutil.copy(file, aside / file.name)
-            head = None if has_head else head_of(model, len(trained.classes or ()))
-            weights = {
-                key: tensor
-                for key, tensor in model.state_dict().items()
-                if head is None or not key.startswith(f"{head}.")
-            }
-            model.save_pretrained(str(aside), state_dict=weights)
-            _require_same(model, trained, aside, weights, has_head=has_head)
-    except AssertionError as error:
-        raise SaveError(f"cannot write {path}: read back, it is not the run's model ({first_line(error)})") from error
+    with replacing_folder(path) as aside:
+        kept = folder_of(trained.models.config.model.name)
+        for file in kept.iterdir():
+            if file.is_file() and file.name != "config.json":
+                shutil.copy(file, aside / file.name)
+        head = None if has_head else head_of(model, len(trained.classes or ()))
+        weights = {
+            key: tensor for key, tensor in model.state_dict().items() if head is None or not key.startswith(f"{head}.")
+        }
+        model.save_pretrained(str(aside), state_dict=weights)
+        _require_same(model, trained, aside, weights, has_head=has_head)
     auto = _auto(trained)
     if has_head:
         return f"{auto}.from_pretrained loads it, with the hidden states and the logits of the run's model"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import exp, log, sqrt
-from random import Random
+
+from pipeal.planning.pure.simulate import log_normal_factors
 
 Step = tuple[float, float]
 """The seconds of a forward, and of the backward and update after it."""
@@ -20,14 +20,8 @@ def drawn(stages: int, batches: int, step: Step, cv: float, seed: int) -> list[l
         cv: The standard deviation of the factors; 0: all are 1.
         seed: Of the draw.
     """
-    variance = log(1 + cv * cv)
-    random = Random(seed)
-
-    def one() -> Step:
-        factor = exp(random.gauss(-variance / 2, sqrt(variance))) if cv else 1.0
-        return factor * step[0], factor * step[1]
-
-    return [[one() for _ in range(batches)] for _ in range(stages)]
+    rows = log_normal_factors(stages, batches, cv, seed)
+    return [[(factor * step[0], factor * step[1]) for factor in row] for row in rows]
 
 
 def pipelined_s(steps: Sequence[Sequence[Step]], delay_s: float, carried_s: float = 0.0) -> float:
