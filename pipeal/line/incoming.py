@@ -16,10 +16,13 @@ from zmq.auth.thread import ThreadAuthenticator
 from pipeal import __version__
 from pipeal.core.errors import ConfigError, DataError, LineError
 from pipeal.line.items import Packed
-from pipeal.line.link import REFUSED, End, Keys, heard, log, packed_head, printable
+from pipeal.line.link import MOST_CONNECTIONS, REFUSED, End, Keys, heard, log, packed_head, printable
 from pipeal.line.status import stages_before
 
 _SHAKEN = zmq.EVENT_HANDSHAKE_SUCCEEDED
+
+_NONE = 1 << 62
+"""Beyond the number of any item."""
 
 
 class Incoming(End):
@@ -55,22 +58,26 @@ class Incoming(End):
         super().__init__(f"pipeal-line-{stage}-in", line, threading.Condition())
         self.stage = stage
         self.saved = self._expected = self._next = first
+        self._next_over = [first]
         self._largest_bytes = largest_bytes
         self._room_bytes = room_bytes
+        self._early: dict[int, tuple[Packed, float]] = {}
         self._waiting_bytes = 0
-        self._let_go = False
+        self._let_go = _NONE
         self.wants_snapshot = self.bye = False
         self.statuses: Mapping[str, Any] = {}
         self._arrived: deque[tuple[Packed, float, int]] = deque()
         self._peer: bytes | None = None
-        self._session = 0
+        self._session = -1
         self._probed_at = 0.0
         self._asked_again = -1
         self._allowed = keys.peer
         self._guard = ThreadAuthenticator(self.context)
         self._guard.start()
         self._guard.configure_curve_callback(credentials_provider=self)
-        made = self.open(zmq.ROUTER, keys, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | _SHAKEN | REFUSED)
+        made = self._socket = self.open(
+            zmq.ROUTER, keys, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | _SHAKEN | REFUSED
+        )
         made.setsockopt(zmq.ROUTER_MANDATORY, 1)
         made.curve_server = True
         self._strange: set[int] = set()
@@ -108,7 +115,7 @@ class Incoming(End):
             item, at, session = self._arrived.popleft()
             number, self._next = self._next, self._next + 1
             self._waiting_bytes -= item.size
-        if session == self._session:  # on a connection since then, the stage before counts others
+        if session == self._session:  # in a session since then, the stage before counts others
             self.tell("taken", monotonic() - at)
         return number, item
 
@@ -121,9 +128,9 @@ class Incoming(End):
         return len(self._arrived)
 
     def _look(self) -> None:
-        if self._let_go and not self._arrived:
-            self._let_go = False
-            self._want()
+        if self._let_go == self._expected and not self._arrived:
+            self._let_go = _NONE
+            self.send(["again"])
         if monotonic() - self._probed_at > 1.0:  # a peer that is gone shows when something is sent to it
             self._probed_at = monotonic()
             self.send(["alive"])
@@ -131,24 +138,24 @@ class Incoming(End):
     def _leave(self) -> None:
         self._guard.stop()
 
-    def _hear_of(self, event: Mapping[str, Any]) -> None:
+    def _hear_of(self, event: Mapping[str, Any], number: int) -> None:  # noqa: ARG002  there is but one socket
         """Tells of those who do not even try a key; who tries a wrong one is told of with it."""
-        kind, number = event["event"], event["value"]
+        kind, file = event["event"], event["value"]
         if kind == zmq.EVENT_ACCEPTED:
-            self._strange.add(number)
-        elif kind == zmq.EVENT_DISCONNECTED and number in self._strange:
-            self._strange.remove(number)
+            self._strange.add(file)
+        elif kind == zmq.EVENT_DISCONNECTED and file in self._strange:
+            self._strange.remove(file)
             self.refusals.tell("a connection of something that is no stage of this line was refused")
         elif kind & (_SHAKEN | REFUSED):
             self._strange.clear()
             if kind & (REFUSED & ~zmq.EVENT_HANDSHAKE_FAILED_AUTH):
                 self.refusals.tell("a connection without this stage's key, or without any, was refused")
 
-    def _receive(self) -> None:
+    def _receive(self, ready: Any) -> None:
         sender = f"stage {self.stage - 1}"
         while True:
             try:
-                peer, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                peer, *frames = ready.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
             if frames:
@@ -162,25 +169,13 @@ class Incoming(End):
         if kind == "hello":
             self._greet(peer, session, *facts)
             return
-        if (peer, session) != (self._peer, self._session):
-            return  # of a connection that is no more
+        if session != self._session:
+            return  # of one that is no more
         if kind == "item":
             number, *head = facts
-            if number == self._expected:
-                item = Packed.arrived(head, frames, self._largest_bytes)
-                with self.changed:
-                    if self._arrived and self._waiting_bytes + item.size > self._room_bytes:
-                        self._let_go = True
-                        return
-                    self._expected += 1
-                    self._waiting_bytes += item.size
-                    self._arrived.append((item, monotonic(), session))
-                    self.changed.notify_all()
-            elif type(number) is not int or number < 0:
+            if type(number) is not int or number < 0:
                 raise ValueError(f"{str(number)[:40]!r} is no number of an item")
-            elif number > self._expected and self._asked_again != self._expected and not self._let_go:
-                self._asked_again = self._expected  # one before it was refused
-                self._want()
+            self._take_in(number, head, frames)
             return
         with self.changed:
             if kind == "save":
@@ -201,21 +196,48 @@ class Incoming(End):
                 raise ValueError(f"it says {str(kind)[:40]!r}")
             self.changed.notify_all()
 
-    def _greet(self, peer: bytes, session: int, line: str, stage: int, version: str) -> None:
+    def _take_in(self, number: int, head: list[Any], frames: list[Any]) -> None:
+        """An item has come, perhaps before those that travel over other connections."""
+        over = number % len(self._next_over)
+        if number > self._next_over[over]:
+            if self._asked_again != self._expected and self._next_over[over] < self._let_go:
+                self._asked_again = self._expected  # one before it, over the same connection, was refused
+                self.send(["again"])
+        elif number == self._next_over[over]:
+            item = Packed.arrived(head, frames, self._largest_bytes)
+            with self.changed:
+                room = self._waiting_bytes + item.size <= self._room_bytes
+                if not room and (self._arrived or number > self._expected):
+                    self._let_go = min(self._let_go, number)
+                    return
+                self._next_over[over] += len(self._next_over)
+                self._waiting_bytes += item.size
+                self._early[number] = item, monotonic()
+                while self._expected in self._early:
+                    self._arrived.append((*self._early.pop(self._expected), self._session))
+                    self._expected += 1
+                self.changed.notify_all()
+
+    def _greet(self, peer: bytes, session: int, line: str, stage: int, version: str, connections: int) -> None:
         if line != self.line or stage != self.stage - 1:
             came = f"stage {stage} of the line {str(line)[:40]!r} came"
             raise ValueError(f"{came}, stage {self.stage - 1} of {self.line!r} was expected")
+        if type(connections) is not int or not 1 <= connections <= MOST_CONNECTIONS:
+            raise ValueError(f"it has {str(connections)[:40]!r} connections")
         if version != __version__:
             log.warning(f"stage {stage} has pipeal {str(version)[:20]!r}, this one {__version__}: bits may differ")
-        if self._peer is not None and self._peer != peer:
-            # The same process, which has made a connection anew, lets this word of the old one go.
-            with suppress(zmq.ZMQError):
-                self._socket.send_multipart([self._peer, packed_head(["replaced", self._session])], zmq.NOBLOCK)
-        self._peer, self._session, self._asked_again = peer, session, -1
+        if self._peer != peer:
+            self._asked_again = -1
+            if self._peer is not None:
+                # The same process, which has made a connection anew, lets this word of the old one go.
+                with suppress(zmq.ZMQError):
+                    self._socket.send_multipart([self._peer, packed_head(["replaced", self._session])], zmq.NOBLOCK)
+        self._peer, self._session, self._let_go = peer, session, _NONE
+        with self.changed:
+            self._waiting_bytes -= sum(item.size for item, _ in self._early.values())
+            self._early.clear()
+        self._next_over = [self._expected + (i - self._expected) % connections for i in range(connections)]
         self.set_connected(True)
-        self._want()
-
-    def _want(self) -> None:
         self.send(["want", self._expected, self.saved])
 
     def send(self, words: list[Any]) -> None:

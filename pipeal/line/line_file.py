@@ -23,7 +23,7 @@ from pipeal.config import document
 from pipeal.core.atomic import write_whole
 from pipeal.core.checked import checked
 from pipeal.core.errors import ConfigError, refusals_told
-from pipeal.line.link import Keys
+from pipeal.line.link import CONNECTIONS, MOST_CONNECTIONS, Keys
 
 _KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 _ADDRESS = re.compile(r"[0-9a-zA-Z._\-]+:([1-9][0-9]{0,4})")
@@ -61,6 +61,7 @@ class LineFile:
         snapshot_s: How often a stage saves.
         retain_mib: Of items that the next stage has not saved yet, so many wait in memory.
         largest_mib: Of one tensor of an item; who sends more is cut off.
+        connections: Of each link.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -73,6 +74,7 @@ class LineFile:
     snapshot_s: _Positive = 60.0
     retain_mib: _Positive = 1024.0
     largest_mib: _Positive = 256.0
+    connections: Annotated[int, Field(ge=1, le=MOST_CONNECTIONS)] = CONNECTIONS
 
     @property
     def crowd(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from time import monotonic
 from typing import Any
@@ -11,8 +12,11 @@ import zmq
 from pipeal import __version__
 from pipeal.core.errors import DataError, LineError
 from pipeal.engine.distributed.window import Window
-from pipeal.line.link import REFUSED, End, Keys, heard, log, packed_head, printable
+from pipeal.line.link import CONNECTIONS, REFUSED, End, Keys, heard, log, packed_head, printable
 from pipeal.line.retained import Retained
+
+_LEAST = 2
+"""So many items may always be on their way over each connection."""
 
 
 class Outgoing(End):
@@ -24,13 +28,16 @@ class Outgoing(End):
         keys: Of both.
         retained: What to send; its condition is notified of all that happens here.
         line: The line's name.
+        connections: Over how many of them items travel.
 
     Attributes:
         window: Of the connection there is.
         sent: The number of the item that is sent next.
     """
 
-    def __init__(self, stage: int, address: str, keys: Keys, retained: Retained, line: str) -> None:
+    def __init__(
+        self, stage: int, address: str, keys: Keys, retained: Retained, line: str, connections: int = CONNECTIONS
+    ) -> None:
         super().__init__(f"pipeal-line-{stage}-out", line, retained.changed)
         self.stage = stage
         self.address = address
@@ -38,14 +45,16 @@ class Outgoing(End):
         self.window = Window()
         self.sent = 0
         self._session = 0
+        self._standing: set[int] = set()
         self._told_refused = False
-        made = self.open(zmq.DEALER, keys, zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | REFUSED)
-        made.setsockopt(zmq.IMMEDIATE, 1)  # what is not on its way by then is sent again
-        made.setsockopt(zmq.RECONNECT_IVL, 100)
-        made.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
-        made.setsockopt(zmq.CONNECT_TIMEOUT, 5000)  # the system's own tries get rarer for minutes
-        made.curve_serverkey = keys.peer.encode()
-        made.connect(f"tcp://{address}")
+        for _ in range(connections):  # one socket's connections to one address would be one
+            made = self.open(zmq.DEALER, keys, zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | REFUSED)
+            made.setsockopt(zmq.IMMEDIATE, 1)  # what is not on its way by then is sent again
+            made.setsockopt(zmq.RECONNECT_IVL, 100)
+            made.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
+            made.setsockopt(zmq.CONNECT_TIMEOUT, 5000)  # the system's own tries get rarer for minutes
+            made.curve_serverkey = keys.peer.encode()
+            made.connect(f"tcp://{address}")
 
     def ask_for_snapshot(self) -> None:
         """Has the next stage save, so that what it covers can go."""
@@ -59,13 +68,14 @@ class Outgoing(End):
         """Says that nothing more will come or be asked for."""
         self.tell("bye")
 
-    def _hear_of(self, event: Mapping[str, Any]) -> None:
+    def _hear_of(self, event: Mapping[str, Any], number: int) -> None:
         kind = event["event"]
         if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self._session += 1
+            self._standing.add(number)
             self._told_refused = False
-            self.send(["hello", self.line, self.stage, __version__])
+            self._begin()
         elif kind == zmq.EVENT_DISCONNECTED:
+            self._standing.discard(number)
             if self.connected:
                 log.info(f"stage {self.stage + 1} is gone; waiting for it")
             self.set_connected(False)
@@ -73,10 +83,16 @@ class Outgoing(End):
             self._told_refused = True
             log.warning(f"stage {self.stage + 1} at {self.address} refuses this stage's key, or has another one")
 
-    def _receive(self) -> None:
+    def _begin(self) -> None:
+        """Begins a session, if all connections stand: what was on the way over one that broke is asked for again."""
+        if len(self._standing) == len(self._sockets):
+            self._session = secrets.randbits(60)  # no two processes of this stage have the same one
+            self.send(["hello", self.line, self.stage, __version__, len(self._sockets)])
+
+    def _receive(self, ready: Any) -> None:
         while True:
             try:
-                frame, *more = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                frame, *more = ready.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
             if not more:
@@ -88,7 +104,7 @@ class Outgoing(End):
             self.fail(LineError(printable(facts[0])))
             return
         if session != self._session:
-            return  # of a connection that is no more
+            return  # of one that is no more
         if kind == "want":
             number, saved = _number(facts[0]), _number(facts[1])
             if number < self.retained.first:
@@ -101,7 +117,7 @@ class Outgoing(End):
             if saved > number:
                 raise ValueError(f"it has saved all before {saved}, but asks for {number}")
             self.retained.cover(saved)
-            self.sent, self.window = number, Window()
+            self.sent, self.window = number, Window(least=_LEAST * len(self._sockets))
             self.set_connected(True)
         elif kind == "taken":
             self.window.taken(max(0.0, float(facts[0])), monotonic())
@@ -109,6 +125,9 @@ class Outgoing(End):
             if (saved := _number(facts[0])) > self.sent:
                 raise ValueError(f"it has saved all before {saved}, but only those before {self.sent} were sent")
             self.retained.cover(saved)
+        elif kind == "again":
+            self.set_connected(False)  # until it has said with which to go on
+            self._begin()
         elif kind == "replaced":
             self.fail(
                 DataError(
@@ -123,7 +142,7 @@ class Outgoing(End):
         """Sends what is to be sent, as far as the window has room."""
         while self.connected and self.window.is_open and (item := self.retained.get(self.sent)) is not None:
             head = packed_head(["item", self._session, self.sent, *item.head()])
-            if not self._send_frames([head, *item.frames()]):
+            if not self._send_frames([head, *item.frames()], self.sent % len(self._sockets)):
                 return
             self.window.sent(item.size, monotonic())
             self.sent += 1
@@ -132,11 +151,13 @@ class Outgoing(End):
         """As said there."""
         self._send_frames([packed_head([words[0], self._session, *words[1:]])])
 
-    def _send_frames(self, frames: list[Any]) -> bool:
+    def _send_frames(self, frames: list[Any], number: int = 0) -> bool:
+        made = self._sockets[number]
         try:
-            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+            made.getsockopt(zmq.EVENTS)  # has it see a connection that was made this very moment
+            made.send_multipart(frames, zmq.NOBLOCK, copy=False)
             return True
-        except zmq.Again:  # there is no connection: the next one begins anew
+        except zmq.Again:  # it has no connection: with the next one a session begins
             self.set_connected(False)
             return False
 

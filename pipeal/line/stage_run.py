@@ -220,7 +220,9 @@ class StageRun:
             address = stages[number + 1].address
             assert address is not None
             keys = keys_of(self.line, self.place.key, number, number + 1)
-            self._outgoing = Outgoing(number, address, keys, self._retained, self.line.line)
+            self._outgoing = Outgoing(
+                number, address, keys, self._retained, self.line.line, connections=self.line.connections
+            )
             self._outgoing.start()
 
     def _work(self) -> None:

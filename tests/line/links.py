@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -68,6 +70,7 @@ class Link:
     sender: Outgoing | None = None
     receiver: Incoming | None = None
     line: str = LINE
+    connections: int = 3
 
     def __post_init__(self) -> None:
         (early, self.early_secret), (late, self.late_secret) = key_pair(), key_pair()
@@ -81,7 +84,7 @@ class Link:
     def send(self, retained: Retained | None = None, keys: Keys | None = None, stage: int = 0) -> Outgoing:
         """Opens the sending end; with items that a snapshot had kept, a life of its own."""
         self.retained = retained or self.retained
-        self.sender = Outgoing(stage, self.address, keys or self.early, self.retained, self.line)
+        self.sender = Outgoing(stage, self.address, keys or self.early, self.retained, self.line, self.connections)
         self.sender.start()
         return self.sender
 
@@ -132,17 +135,29 @@ class Relay:
         self.to = to
         self._entry = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._entry.getsockname()[1])
-        self._open: list[socket.socket] = []
+        self._open: list[tuple[socket.socket, socket.socket]] = []
+        self._sent: Counter[socket.socket] = Counter()
         self._lock = threading.Lock()
         threading.Thread(target=self._serve, daemon=True).start()
 
-    def cut(self) -> None:
-        """Ends all connections."""
+    @property
+    def count(self) -> int:
+        """Of the connections there are, or were and have not been cut."""
+        return len(self._open)
+
+    def bytes_sent(self) -> list[int]:
+        """Over each connection, by who made it."""
+        return [self._sent[near] for near, _ in self._open]
+
+    def cut(self, among: random.Random | None = None) -> None:
+        """Ends all connections, or one of them."""
         with self._lock:
-            for one in self._open:
-                with suppress(OSError):
-                    one.shutdown(socket.SHUT_RDWR)
-            self._open.clear()
+            ends = self._open if among is None else self._open and [among.choice(self._open)]
+            for pair in list(ends):
+                self._open.remove(pair)
+                for one in pair:
+                    with suppress(OSError):
+                        one.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         with suppress(OSError):
@@ -161,17 +176,17 @@ class Relay:
             except OSError:
                 return
             with self._lock:
-                self._open += [near, far]
+                self._open.append((near, far))
             for one, other in ((near, far), (far, near)):
-                threading.Thread(target=_pump, args=(one, other), daemon=True).start()
+                threading.Thread(target=self._pump, args=(one, other), daemon=True).start()
 
-
-def _pump(one: socket.socket, other: socket.socket) -> None:
-    with suppress(OSError):
-        while content := one.recv(1 << 16):
-            other.sendall(content)
-    with suppress(OSError):
-        other.shutdown(socket.SHUT_RDWR)
+    def _pump(self, one: socket.socket, other: socket.socket) -> None:
+        with suppress(OSError):
+            while content := one.recv(1 << 16):
+                self._sent[one] += len(content)
+                other.sendall(content)
+        with suppress(OSError):
+            other.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager

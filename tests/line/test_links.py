@@ -11,7 +11,7 @@ from pipeal.core.errors import ConfigError, DataError, LineError
 from pipeal.line.incoming import Incoming
 from pipeal.line.items import Packed
 from pipeal.line.retained import Retained
-from tests.line.links import LONG_S, batch, link, relay, taken, until
+from tests.line.links import LONG_S, batch, link, number_of, relay, taken, until
 
 
 def numbers(begin: int, end: int) -> list[tuple[int, int]]:
@@ -45,15 +45,15 @@ def test_the_ends_may_be_opened_in_any_order() -> None:
 
 
 def test_no_more_are_on_their_way_than_the_window_holds() -> None:
-    """The first item's round trip says how many; until the peer takes it, it is alone on the way."""
+    """The first item's round trip says how many; until the peer takes one, each connection carries two."""
     with link() as one:
         for number in range(50):
             one.retained.add(batch(number))
         sender, receiver = one.send(), one.receive()
-        until(lambda: len(receiver) and sender.sent)
+        until(lambda: len(receiver) == 2 * one.connections)
         receiver.tell("alive")  # and back: whatever was on the way has arrived
         receiver.tell_saved(0)
-        assert (len(receiver), sender.sent, sender.window.is_open) == (1, 1, False)
+        assert (len(receiver), sender.sent, sender.window.is_open) == (6, 6, False)
         assert taken(receiver, 50) == numbers(0, 50)
         assert len(sender.window) <= sender.window.size
 
@@ -248,6 +248,45 @@ def test_a_connection_that_breaks_and_comes_back_ends_nothing() -> None:
         assert sender.failure is None
 
 
+@pytest.mark.parametrize("connections", [1, 3])
+def test_items_of_several_connections_come_in_order_and_once_though_single_ones_break(connections: int) -> None:
+    """Whichever breaks, and whenever: what was on its way over it comes again, and what came over others does not."""
+    random_ = random.Random(connections)
+    with link(connections=connections) as one, relay(one.port) as cable:
+        one.port = cable.port
+        sender = one.send()
+        one.port = cable.to
+        receiver = one.receive()
+        until(lambda: sender.connected)
+        assert cable.count == connections
+        done = 0
+        for number in range(200):
+            one.retained.add(batch(number, random_.choice((3, 5000))))
+            sender.tell()
+            if random_.random() < 0.02:
+                cable.cut(random_)
+            if random_.random() < 0.5 and (found := receiver.take(0.0)) is not None:
+                assert found[0] == number_of(found[1]) == done
+                done += 1
+        assert taken(receiver, 200 - done) == numbers(done, 200)
+        assert receiver.take(0.0) is None
+        assert sender.failure is None
+        assert receiver.failure is None
+        until(lambda: len(sender.window) == 0), "no item is counted as on its way for ever"
+
+
+def test_items_travel_over_all_connections() -> None:
+    with link() as one, relay(one.port) as cable:
+        one.port = cable.port
+        one.send()
+        one.port = cable.to
+        receiver = one.receive()
+        for number in range(30):
+            one.retained.add(batch(number, 20_000))
+        assert taken(receiver, 30) == numbers(0, 30)
+        assert all(count > 10 * 80_000 for count in cable.bytes_sent()), cable.bytes_sent()
+
+
 def test_items_beyond_the_room_are_let_go_and_come_again() -> None:
     """The window of a peer that means well holds them back; memory is bounded where a peer does not."""
     size = batch(0, 100).size
@@ -261,8 +300,11 @@ def test_items_beyond_the_room_are_let_go_and_come_again() -> None:
         sender.window.size = 40
         sender.tell()
         until(lambda: sender.sent == 40)
-        until(lambda: len(receiver) == 3)
-        assert taken(receiver, 40) == numbers(0, 40)
+        until(lambda: len(receiver))
+        for number in range(40):
+            # One more than there is room for, where those after it came first.
+            assert receiver._waiting_bytes <= 4 * size
+            assert taken(receiver, 1) == [(number, number)]
 
 
 def test_a_port_in_use_is_told_in_one_line_and_leaves_no_thread() -> None:

@@ -93,7 +93,7 @@ def test_a_stranger_is_refused_in_one_line_and_the_line_goes_on(how: str, told: 
         else:
             with stranger(one, how) as other:
                 other.socket.reconnect_ivl = -1
-                other.socket.send(json.dumps(["hello", 1, LINE, 0, __version__]).encode())
+                other.socket.send(json.dumps(["hello", 1, LINE, 0, __version__, 1]).encode())
                 until(lambda: any(told in line for line in said))
         assert sum(told in line for line in said) == len(said), said
         for number in range(10, 20):
@@ -163,11 +163,46 @@ def test_old_messages_of_an_earlier_connection_are_dropped() -> None:
             peer.say(*item(1, session=4))
             assert taken(receiver, 2) == [(0, 0), (1, 1)]
             assert receiver.take(0.0) is None
+            assert receiver._waiting_bytes == 0
             assert receiver.failure is None
 
 
-def greeting(session: int) -> list[bytes]:
-    return [json.dumps(["hello", session, LINE, 0, __version__]).encode()]
+def test_an_item_that_comes_before_another_waits_for_it() -> None:
+    with link() as one:
+        receiver = one.receive()
+        with (
+            speaker(zmq.DEALER, one.early, one.address) as first,
+            speaker(zmq.DEALER, one.early, one.address) as second,
+        ):
+            first.say(*greeting(1, connections=2))
+            assert heard(first, "want") == [1, 0, 0]
+            for number in (1, 3, 5, 9):  # 7 was refused, or lost
+                second.say(*item(number))
+            assert heard(first, "again") == [1]
+            assert len(receiver) == 0
+            for number in (0, 2):
+                first.say(*item(number))
+            assert taken(receiver, 4) == [(number, number) for number in range(4)]
+            first.say(*greeting(2, connections=2))
+            assert heard(first, "want") == [2, 4, 0]
+            second.say(*item(5, 1))  # of the session before
+            second.say(*item(5, 2))
+            first.say(*item(4, 2))
+            assert taken(receiver, 2) == [(4, 4), (5, 5)]
+            until(lambda: receiver._next_over == [6, 7])
+            assert not receiver._early
+            assert receiver._waiting_bytes == 0
+
+
+def heard(peer: Speaker, kind: str) -> list[Any]:
+    """What a peer is told of that kind, next."""
+    while (words := json.loads(peer.hear()[0]))[0] != kind:
+        pass
+    return list(words[1:])
+
+
+def greeting(session: int, connections: int = 1) -> list[bytes]:
+    return [json.dumps(["hello", session, LINE, 0, __version__, connections]).encode()]
 
 
 def item(number: int, session: int = 1, **changes: Any) -> list[bytes]:

@@ -30,7 +30,9 @@ def flat(tensor: Tensor) -> tuple[Layout, Tensor]:
     tensor = tensor.detach().resolve_conj().resolve_neg()
     dtype, shape = str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
     strides = list(tensor.stride())
-    if not tensor.numel() or strides == _usual(shape):
+    if not tensor.numel():
+        return [dtype, shape, None, 0], tensor.new_empty(0)  # reshape would leave strides that no bytes can be seen of
+    if strides == _usual(shape):
         return [dtype, shape, None, tensor.numel()], tensor.reshape(-1)
     reach = _reach(shape, strides)
     if reach > 2 * tensor.numel():  # a few columns of something large: its gaps need not travel

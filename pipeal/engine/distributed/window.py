@@ -34,6 +34,8 @@ class Window:
 
     Args:
         fills: So many messages fill the peer's queue: it takes them at once, and they say nothing of its steps.
+        least: So many may be on their way whatever is measured, where they have room. Several connections that each
+            carry a message now and then are slow, since TCP begins anew after a pause, and it would stay like that.
 
     Attributes:
         size: How many may be on their way.
@@ -41,8 +43,8 @@ class Window:
         rate: The most that the peer takes, in messages per second of a round trip or longer.
     """
 
-    def __init__(self, fills: int = 0) -> None:
-        self.size = 1
+    def __init__(self, fills: int = 0, least: int = 1) -> None:
+        self.size = self._least = least
         self._fills = fills
         self.trip_s = inf
         self.rate = 0.0
@@ -64,6 +66,7 @@ class Window:
         last = self._taken_at if self._under_way else now  # what a pause took is no message's
         self._under_way.append(_UnderWay(now, self._taken, last))
         self._largest = max(self._largest, size)
+        self._resize(self.size)
 
     def withdraw(self) -> None:
         """The newest was not sent after all."""
@@ -79,5 +82,8 @@ class Window:
         if self._taken <= self._fills:
             return
         self.rate = max(self.rate, (self._taken - message.taken) / max(now - message.taken_at, 1e-6))
-        wanted = ceil(_TRIPS * self.rate * self.trip_s)
+        wanted = max(self._least, ceil(_TRIPS * self.rate * self.trip_s))
+        self._resize(wanted)
+
+    def _resize(self, wanted: int) -> None:
         self.size = max(1, min(wanted, _MOST_UNDER_WAY // self._largest))

@@ -16,7 +16,7 @@ import pytest
 import torch
 import zmq
 from hypothesis import given, settings
-from hypothesis.strategies import floats
+from hypothesis.strategies import floats, integers
 
 from pipeal.core.errors import DataError
 from pipeal.engine.devices import Device
@@ -84,13 +84,14 @@ def taking(window: Window, trip_s: float, step_s: float, packets: int, size: int
 
 
 @settings(max_examples=20, deadline=None)
-@given(trip_s=floats(0, 0.5), step_s=floats(0.001, 0.1))
+@given(trip_s=floats(0, 0.5), step_s=floats(0.001, 0.1), least=integers(1, 12))
 def test_a_window_keeps_a_peer_busy_over_any_delay_and_holds_two_round_trips_at_most(
-    trip_s: float, step_s: float
+    trip_s: float, step_s: float, least: int
 ) -> None:
-    window, packets = Window(), 3000
+    window, packets = Window(least=least), 3000
+    assert window.size == least
     begin = taking(window, trip_s, step_s, packets)
-    assert trip_s / step_s <= window.size <= 2 * trip_s / step_s + 2
+    assert max(least, trip_s / step_s) <= window.size <= max(least, 2 * trip_s / step_s + 2)
     end = taking(window, trip_s, step_s, packets, begin=begin)
     assert end - begin <= packets * step_s + trip_s + 1e-6
     before = window.size
@@ -109,8 +110,11 @@ def test_a_window_doubles_each_round_trip_until_it_is_wide_enough() -> None:
 
 
 def test_a_window_is_bounded_in_bytes() -> None:
-    window = Window()
-    taking(window, 0.2, 0.001, 100, size=1 << 27)
+    window = Window(least=9)
+    window.sent(1 << 27, 0.0)
+    assert window.size == 2
+    window.taken(0.0, 0.2)
+    taking(window, 0.2, 0.001, 100, size=1 << 27, begin=0.2)
     assert window.size == 2
 
 
