@@ -36,6 +36,12 @@ def command() -> None:
 @setting("data.root", "--data-root", help="Folder that holds the data sets, on the first stage's machine.")
 @click.option("--config", "config_file", help="YAML file.  [default: the one for this data set and model]")
 @OVERRIDES
+@click.option(
+    "--resume",
+    metavar="RUN",
+    help="Go on with a run, of a line or not, from the end of its last epoch; or with the checkpoint of that name. "
+    "Its folder lies on the first stage's machine.",
+)
 @click.option("--out", default="line", help="Folder for line.yaml and the keys.")
 def init(**given: Any) -> None:
     """Makes the file and the keys of a line.

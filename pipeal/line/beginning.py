@@ -14,6 +14,7 @@ import torch
 from pydantic import TypeAdapter
 
 from pipeal.config import RunConfig, document, dump_config, load_config
+from pipeal.core.artifacts import CHECKPOINTS
 from pipeal.core.atomic import write_whole
 from pipeal.core.checked import checked
 from pipeal.core.errors import ConfigError, DataError, PlacementError, first_line
@@ -28,7 +29,10 @@ from pipeal.planning.planner import TRIAL_BATCHES, balance_one_by_one
 from pipeal.run.build import Experiment
 from pipeal.run.choices import sample_batches
 from pipeal.run.duration import at_its_length
+from pipeal.run.find_run import run_of
 from pipeal.run.opening import engine_options
+from pipeal.training.checkpoint.resume import ResumedTraining
+from pipeal.training.checkpoint.store import Checkpoint
 
 _CHOSEN = TypeAdapter(dict[str, str])
 
@@ -59,12 +63,13 @@ def check_config(config: RunConfig) -> None:
         )
 
 
-def first_item(experiment: Experiment, config: RunConfig) -> Item:
+def first_item(experiment: Experiment, config: RunConfig, position: Mapping[str, Any]) -> Item:
     """The item that a line begins with.
 
     Args:
         experiment: Has read the data.
         config: As :func:`kept_choice` gave it.
+        position: Of the training that it goes on with; empty for a new one.
     """
     with tempfile.TemporaryDirectory() as folder:
         experiment.save(Path(folder))
@@ -74,8 +79,34 @@ def first_item(experiment: Experiment, config: RunConfig) -> Item:
         "config": dump_config(config),
         "blueprint": experiment.models.under(config).blueprint,
         "facts": dict(experiment.facts),
+        "position": dict(position),
     }
     return Item(BEGIN, facts, files)
+
+
+def end_of_epoch(path: Path) -> ResumedTraining:
+    """A training to go on with: of a run's folder the newest checkpoint at the end of an epoch, or the one named.
+
+    Raises:
+        DataError: There is none, it stands within an epoch, or it is of a later turn.
+    """
+    named = run_of(path) is not None
+    steps = [path] if named else sorted(CHECKPOINTS.at(path).glob("step-*"), reverse=True)
+    bad = list[str]()
+    for step in steps:
+        try:
+            found = ResumedTraining.of(Checkpoint.open(step))
+        except DataError as error:
+            if named:
+                raise
+            bad.append(str(error))
+            continue
+        position = found.position
+        if position.turn == 1 and position.epoch and not position.part.batches:
+            return found
+        bad.append(f"{step} was taken after {position.where} of turn {position.turn}")
+    why = f" ({'; '.join(bad[:3])})" if bad else ""
+    raise DataError(f"{path}: no checkpoint at the end of an epoch{why}; have the run go on to one, or name another")
 
 
 def kept_choice(folder: Path, line: LineFile, experiment: Experiment, device: str) -> Any:

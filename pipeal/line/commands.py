@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipeal.config import all_values, load_config, nested
+from pipeal.config import RunConfig, all_values, document, load_config, nested
+from pipeal.core.artifacts import CONFIG
 from pipeal.core.atomic import make_folder
-from pipeal.core.errors import ConfigError, DataError, refusals_told
+from pipeal.core.errors import ConfigError, DataError, first_line, refusals_told
 from pipeal.core.lock import FileLock
+from pipeal.core.names import FILE
 from pipeal.engine.devices.allocator import keep_freed_memory
-from pipeal.line.beginning import check_config
+from pipeal.line.beginning import check_config, end_of_epoch
 from pipeal.line.failures import Failures
 from pipeal.line.line_file import key_path, make_line, read_line
 from pipeal.line.stage_run import Place, StageRun
@@ -28,6 +31,7 @@ def init(
     addresses: tuple[str, ...],
     config_file: str | None,
     overrides: tuple[str, ...],
+    resume: str | None,
     out: str,
     **given: Any,
 ) -> None:
@@ -40,6 +44,7 @@ def init(
         addresses: Where each stage but the first listens.
         config_file: Likewise.
         overrides: Likewise.
+        resume: The run, or checkpoint, to go on with; None to begin.
         out: The folder.
         given: Options, as :func:`pipeal.cli.options.setting` names them.
 
@@ -47,15 +52,49 @@ def init(
         PipealError: In one line; nothing has been written then.
     """
     settings = {name.replace("__", "."): value for name, value in given.items()}
+    if resume is not None:
+        if any((dataset, model, preset, config_file)):
+            raise ConfigError(
+                "--resume: the run says what is trained; leave out --dataset, --model, --preset, --config"
+            )
+        resume, dataset, model, config_file = _trained_in(Path(resume))
     kind, config = named_config(dataset, model or "transformer", preset, config_file, overrides, settings)
+    if resume is not None:
+        config = _to_go_on(config, stages=1 + len(addresses))
     check_config(config)
     folder = Path(out)
-    line = make_line(folder, kind, nested(all_values(config)), addresses, {})
+    line = make_line(folder, kind, nested(all_values(config)), addresses, {"resume": resume})
     for number, stage in enumerate(line.stages):
         listens = "" if stage.address is None else f", which listens at {stage.address}"
         print(f"stage {number}: {folder / 'line.yaml'} and {key_path(folder, number)} to its machine{listens}")
     print("there, in any order, and again when it ends before its time:")
     print("  pipeal line run line.yaml --stage K")
+
+
+def _trained_in(path: Path) -> tuple[str, str, str, str]:
+    """The checkpoint to go on with, the data set and the model that it is of, and the file with the configuration."""
+    checkpoint = end_of_epoch(path).path
+    config = CONFIG.at(checkpoint.parents[1])
+    with refusals_told(f"{config}: cannot be read", "; name the folder of a run of one form"):
+        found = document.parse(config.read_text(encoding="utf-8"), source=str(config))
+    try:
+        dataset, model = found["dataset"], found["model"]["name"]
+        return str(checkpoint), (found["data"]["file"] if dataset == FILE else dataset), model, str(config)
+    except (KeyError, TypeError) as error:
+        raise DataError(f"{config}: {first_line(error)} is missing, which the configuration of a run has") from None
+
+
+def _to_go_on(config: RunConfig, *, stages: int) -> RunConfig:
+    """Without what was chosen for the devices that the run had."""
+    sizes = config.engine.sizes
+    return replace(
+        config,
+        engine=replace(
+            config.engine, devices="auto", sizes=sizes if sizes is not None and len(sizes) == stages else None
+        ),
+        model=replace(config.model, weights=None),  # those that it began with
+        tune=type(config.tune)(),
+    )
 
 
 def run(*, file: str, stage: int, key: str | None, folder: str | None, run_folder: str | None, again: bool) -> None:

@@ -15,11 +15,12 @@ from pipeal.config import RunConfig
 from pipeal.core.checked import checked
 from pipeal.core.errors import DataError
 from pipeal.core.samples import pair_of
-from pipeal.line.items import ASK, BATCH, END, EVALUATE, ROW, Item
+from pipeal.engine.state.layer_state import State
+from pipeal.line.items import ASK, BATCH, CHECKPOINT, END, EVALUATE, ROW, STATE, Item
 from pipeal.run.build import Experiment
 from pipeal.run.opening import course_of, seed_of
 from pipeal.training.learning_rate import epoch_scale
-from pipeal.training.position import Part
+from pipeal.training.position import Part, Position
 
 PARTS = ("train", "held", "test")
 """What is answered after an epoch, in this order, where there is such a part of the data."""
@@ -33,25 +34,34 @@ class FeedPosition:
 
     Attributes:
         begun: The first item.
+        handed: The number of the layer whose state comes next; None where no more are to come.
         epoch: Epochs, with their answers.
         batches: Batches of all epochs.
         part: What was sent of the epoch under way.
         trained: That all of it was, and the answers have begun.
         asked: Batches to answer, after this epoch.
+        saved: The epochs that a checkpoint was made of.
         ended: The last item.
     """
 
     begun: bool = False
+    handed: int | None = None
     epoch: int = 0
     batches: int = 0
     part: Part = field(default_factory=Part)
     trained: bool = False
     asked: int = 0
+    saved: int = 0
     ended: bool = False
 
     def next_epoch(self) -> None:
         """Goes to the beginning of the next epoch."""
         self.epoch, self.part, self.trained, self.asked = self.epoch + 1, Part(), False, 0
+
+    @classmethod
+    def after(cls, position: Position) -> FeedPosition:
+        """That of a line which goes on with a training from the end of an epoch."""
+        return cls(handed=0, epoch=position.epoch, batches=position.batches, saved=position.epoch)
 
     def state(self) -> dict[str, Any]:
         """As JSON."""
@@ -79,10 +89,22 @@ class Feed:
         config: With every choice made.
         first: The first item's facts and tree.
         position: Where to go on; moves along, ahead of the item that is given.
+        states: Of the layers, where they do not begin with their first weights.
+        checkpoint_epochs: So many epochs from one checkpoint to the next; None for none but at the end.
     """
 
-    def __init__(self, experiment: Experiment, config: RunConfig, first: Item, position: FeedPosition) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        config: RunConfig,
+        first: Item,
+        position: FeedPosition,
+        states: Mapping[int, State] | None = None,
+        checkpoint_epochs: int | None = None,
+    ) -> None:
         self.experiment = experiment
+        self._states = states or {}
+        self._checkpoint_epochs = checkpoint_epochs
         self._config = config
         self._first = first
         self.position = position
@@ -93,8 +115,15 @@ class Feed:
         if not at.begun:
             at.begun = True
             yield self._first
+        while at.handed is not None:
+            number = at.handed
+            at.handed = number + 1 if number + 1 in self._states else None
+            yield Item(STATE, {"layer": number}, dict(self._states[number]))
         with closing(self.experiment.train_batches(seed_of(self._config, 1))) as batches:
             while at.epoch < course.epochs:
+                if self._is_to_save(at):
+                    at.saved = at.epoch
+                    yield Item(CHECKPOINT)
                 if not at.trained:
                     part = at.part
                     batches.set_epoch(at.epoch, part.batches)
@@ -126,6 +155,10 @@ class Feed:
         if not at.ended:
             at.ended = True
             yield Item(END)
+
+    def _is_to_save(self, at: FeedPosition) -> bool:
+        every, between = self._checkpoint_epochs, not (at.trained or at.part.batches)
+        return every is not None and between and at.epoch > at.saved and at.epoch % every == 0
 
     def _asked(self) -> Iterator[tuple[str, Any, Any]]:
         experiment = self.experiment

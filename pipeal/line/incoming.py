@@ -190,7 +190,7 @@ class Incoming(End):
                 self.failure = self.failure or DataError(
                     f"stage {self.stage - 1} has no items before {facts[0]:d}, which a snapshot here had covered, and "
                     f"this stage asks for {self._expected}: it has lost its newest snapshot; put its folder back, or "
-                    "begin the line anew"
+                    "make a new line that goes on with the run (pipeal line init --resume RUN)"
                 )
             else:
                 raise ValueError(f"it says {str(kind)[:40]!r}")

@@ -17,29 +17,34 @@ from pipeal.core.tree import tensors as tensors_of
 from pipeal.core.tree_codec import Form, dtype_named, put_together, taken_apart
 from pipeal.engine.distributed.flat import Layout, check_layout, flat, row_for, unflat
 
-BEGIN, BATCH, EVALUATE, DECODER, ASK, ROW, LAYER, END = (
+BEGIN, STATE, BATCH, EVALUATE, DECODER, ASK, ROW, LAYER, CHECKPOINT, END = (
     "begin",
+    "state",
     "batch",
     "evaluate",
     "decoder",
     "ask",
     "row",
     "layer",
+    "checkpoint",
     "end",
 )
-"""The kinds: the first item of all; a batch to learn from; an epoch has been trained; what an answer needs of a layer
-on its way down; a batch to answer; the answers of an epoch are complete; what a layer has learnt; the last item."""
+"""The kinds: the first item of all; what a layer goes on with; a batch to learn from; an epoch has been trained; what
+an answer needs of a layer on its way down; a batch to answer; the answers of an epoch are complete; what a layer has
+learnt; all of these have been sent, for a checkpoint; the last item, which makes one as well."""
 
-KINDS = (BEGIN, BATCH, EVALUATE, DECODER, ASK, ROW, LAYER, END)
+KINDS = (BEGIN, STATE, BATCH, EVALUATE, DECODER, ASK, ROW, LAYER, CHECKPOINT, END)
 
 _FACTS: Mapping[str, Mapping[str, type]] = {
-    BEGIN: {"config": str, "blueprint": dict, "facts": dict},
+    BEGIN: {"config": str, "blueprint": dict, "facts": dict, "position": dict},
+    STATE: {"layer": int},
     BATCH: {"batch": int, "lr_scale": float, "updates": bool},
     EVALUATE: {"epoch": int, "part": dict},  # and from the second stage on what the layers before have lost
     DECODER: {"layer": int},
     ASK: {"part": str},
     ROW: {"epoch": int},
     LAYER: {"layer": int},
+    CHECKPOINT: {},
     END: {},
 }
 
@@ -249,7 +254,7 @@ def _check_depth(value: Any) -> None:
 def _check_tree(kind: str, tree: Tree) -> None:
     if kind in (BATCH, ASK):
         fits = isinstance(tree, tuple) and len(tree) == 2
-    elif kind in (BEGIN, DECODER, LAYER):
+    elif kind in (BEGIN, STATE, DECODER, LAYER):
         fits = isinstance(tree, dict) and all(isinstance(name, str) for name in tree)
     else:
         fits = tree is None

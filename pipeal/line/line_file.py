@@ -62,6 +62,9 @@ class LineFile:
         retain_mib: Of items that the next stage has not saved yet, so many wait in memory.
         largest_mib: Of one tensor of an item; who sends more is cut off.
         connections: Of each link.
+        checkpoint_epochs: The last stage writes a checkpoint of all layers after each so many epochs; None for none but
+            at the end. It takes as many bytes over the links as the layers below have.
+        resume: On the first stage's machine, the run, or checkpoint, that the line goes on with.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -75,6 +78,8 @@ class LineFile:
     retain_mib: _Positive = 1024.0
     largest_mib: _Positive = 256.0
     connections: Annotated[int, Field(ge=1, le=MOST_CONNECTIONS)] = CONNECTIONS
+    checkpoint_epochs: Annotated[int, Field(ge=1)] | None = 1
+    resume: str | None = None
 
     @property
     def crowd(self) -> int:

@@ -10,6 +10,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from torch import Tensor
+
 from pipeal.config import document, load_config
 from pipeal.core.errors import DataError, Interrupted, LineError, PeerLostError
 from pipeal.engine.devices import all_devices, make_current, parse_device
@@ -18,11 +20,12 @@ from pipeal.engine.runner.attention import attention_without_plans
 from pipeal.engine.runner.compiling import check_compile
 from pipeal.engine.runner.precision import check_precision, matmul_precision
 from pipeal.engine.sizes import layers_of_stages
-from pipeal.line.beginning import first_item, kept_choice, require_same_data
+from pipeal.engine.state.layer_state import State
+from pipeal.line.beginning import end_of_epoch, first_item, kept_choice, require_same_data
 from pipeal.line.failures import Failures
 from pipeal.line.feed import Feed, FeedPosition
 from pipeal.line.incoming import Incoming
-from pipeal.line.items import BEGIN, END, Item, Packed
+from pipeal.line.items import BEGIN, END, STATE, Item, Packed
 from pipeal.line.line_file import LineFile, keys_of
 from pipeal.line.outgoing import Outgoing
 from pipeal.line.retained import Retained
@@ -33,6 +36,7 @@ from pipeal.line.worker import StageWorker
 from pipeal.run.build import Experiment
 from pipeal.run.stopping import StopRequest
 from pipeal.run.train import KINDS
+from pipeal.training.checkpoint.resume import ResumedTraining
 from pipeal.training.checkpoint.store import Checkpoint
 
 _log = logging.getLogger(__name__)
@@ -83,6 +87,8 @@ class StageRun:
         self._failures = Failures(place.folder, number)
         self._snapshots = Snapshots(place.folder / "snapshots", line.line, number)
         self._begin: Mapping[str, Any] | None = None
+        self._files: Mapping[str, Tensor] | None = None
+        self._given: dict[int, State] = {}
         self._worker: StageWorker | None = None
         self._top: Top | None = None
         self._feed: Feed | None = None
@@ -156,8 +162,29 @@ class StageRun:
 
     def _begin_feed(self, experiment: Experiment) -> None:
         config = kept_choice(self.place.folder, self.line, experiment, self._device)
-        first = first_item(experiment, config)
-        self._feed = Feed(experiment, self._config_of(first.facts), first, FeedPosition())
+        before = self._before(experiment)
+        first = first_item(experiment, config, {} if before is None else before.position.state())
+        position = FeedPosition() if before is None else FeedPosition.after(before.position)
+        self._feed = self._feed_of(experiment, first, position, before)
+
+    def _feed_of(
+        self, experiment: Experiment, first: Item, position: FeedPosition, before: ResumedTraining | None
+    ) -> Feed:
+        states = None if before is None else before.states
+        return Feed(experiment, self._config_of(first.facts), first, position, states, self.line.checkpoint_epochs)
+
+    def _before(self, experiment: Experiment) -> ResumedTraining | None:
+        """The training that the line goes on with, if any."""
+        if self.line.resume is None:
+            return None
+        found = end_of_epoch(Path(self.line.resume))
+        require_same_data(experiment, found.facts)
+        return found
+
+    @property
+    def _experiment(self) -> Experiment | None:
+        """On the first stage."""
+        return None if self._feed is None else self._feed.experiment
 
     def _config_of(self, begin: Mapping[str, Any]) -> Any:
         return load_config(self._schema, values=document.parse(begin["config"], source="stage 0"))
@@ -172,11 +199,13 @@ class StageRun:
         begin = state["begin"]
         if experiment is not None:
             require_same_data(experiment, begin["facts"])
-            self._feed = Feed(experiment, self._config_of(begin), Item(BEGIN, begin), FeedPosition.of(state["feed"]))
+            position = FeedPosition.of(state["feed"])
+            before = None if position.handed is None else self._before(experiment)
+            self._feed = self._feed_of(experiment, Item(BEGIN, begin), position, before)
         kept = [Packed.of_state(one) for one in counted["retained"]]
         self._retained = Retained(self._retain_bytes, state["first"], kept)
         self._ended = state["ended"]
-        self._build(begin, experiment, saved)
+        self._build(begin, experiment, saved.layers())
         assert self._worker is not None
         self._worker.go_on(counted["worker"])
         if self._top is not None:
@@ -184,7 +213,32 @@ class StageRun:
             self._worker.take_decoders(counted["decoders"])
         _log.info(f"stage {self.number} goes on after {self._done} items, {self._worker.next_batch} of them batches")
 
-    def _build(self, begin: Mapping[str, Any], experiment: Experiment | None, saved: Checkpoint | None) -> None:
+    def _begin_with(self, item: Item) -> None:
+        """The first item: the stage is built, unless what its layers go on with is still to come."""
+        assert isinstance(item.tree, dict)
+        self._begin, self._files = item.facts, item.tree
+        if not item.facts["position"]:
+            self._build(item.facts, self._experiment, None)
+        if not self._is_last:
+            self._emit(item)
+
+    def _take_state(self, item: Item) -> None:
+        """What a layer goes on with. Those of this stage come before those of the next ones, and build it."""
+        if item.kind != STATE or self._begin is None:
+            raise DataError(f"an item of the kind {item.kind} came first; begin the line anew")
+        config, number = self._config_of(self._begin), item.facts["layer"]
+        own = layers_of_stages(config.engine.sizes)[self.number]
+        if number not in own:
+            raise DataError(f"the state of layer {number} came to a stage of the layers {[*own]}; begin the line anew")
+        assert isinstance(item.tree, dict)
+        self._given[number] = item.tree
+        if len(self._given) == len(own):
+            self._build(self._begin, self._experiment, self._given)
+            self._given = {}
+
+    def _build(
+        self, begin: Mapping[str, Any], experiment: Experiment | None, states: Mapping[int, State] | None
+    ) -> None:
         """Makes the layers, as new or as saved; the engine's settings hold from here on."""
         config = self._config_of(begin)
         self._begin = begin
@@ -201,9 +255,12 @@ class StageRun:
         self._open.enter_context(intra_op_threads(config.engine.threads))
         self._open.enter_context(matmul_precision(config.engine.matmul))
         self._open.enter_context(attention_without_plans({device.type}))
-        states = None if saved is None else saved.layers()
-        self._worker = StageWorker(self.number, models, config, own, self._device, self._emit, states, self._top)
+        first = begin.get("position", {}).get("batches", 0)  # older snapshots have none
+        self._worker = StageWorker(self.number, models, config, own, self._device, self._emit, states, self._top, first)
         self._open.callback(self._worker.close)
+        if self._top is not None and self._files is not None:
+            self._top.begin(self._files, begin["position"])
+            self._files = None
 
     def _connect(self) -> None:
         stages, number = self.line.stages, self.number
@@ -244,13 +301,12 @@ class StageRun:
         if item is None:
             return False
         with self._at_item():
-            if item.kind == BEGIN and self._worker is None:
-                self._build(item.facts, None if self._feed is None else self._feed.experiment, None)
-                if self._top is not None:
-                    self._top.begin(item.tree if isinstance(item.tree, dict) else {})
-            if self._worker is None:
-                raise DataError(f"an item of the kind {item.kind} came first; begin the line anew")
-            self._worker.handle(item)
+            if item.kind == BEGIN:
+                self._begin_with(item)
+            elif self._worker is None:
+                self._take_state(item)
+            else:
+                self._worker.handle(item)
         self._done += 1
         self._ended = item.kind == END
         return True

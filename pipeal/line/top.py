@@ -1,4 +1,4 @@
-"""The last stage's part: it answers, and keeps what one process would: rows, and at the end a checkpoint of all."""
+"""The last stage's part: it answers, and keeps what one process would: rows, and checkpoints of all layers."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from pipeal.line.items import Item
 from pipeal.reporting.recorders import write_json
 from pipeal.run.run_folder import last_told
 from pipeal.run.training import recorders_of
+from pipeal.training.checkpoint.policy import is_best
 from pipeal.training.checkpoint.store import CheckpointStore
 from pipeal.training.evaluation import Criterion, mean_of, right, right_and_loss, share_right
 from pipeal.training.position import Position
@@ -58,14 +59,20 @@ class Top:
         self._states: dict[int, State] = {}
         self._recorders = list(recorders_of(config, folder))
 
-    def begin(self, files: Mapping[str, Tensor]) -> None:
+    def begin(self, files: Mapping[str, Tensor], position: Mapping[str, Any]) -> None:
         """Makes the folder, with the files that a trained model needs to read its input.
+
+        Args:
+            files: What they hold, by name.
+            position: Of the training that the line goes on with; empty for a new one.
 
         Raises:
             DataError: Their names lead elsewhere, the folder holds another run, or the system refused to write.
         """
         if len(files) > _MOST_FILES or any(Path(name).name != name or name.startswith(".") for name in files):
             raise DataError(f"files of the names {', '.join(files)[:200]} came; expected plain names")
+        if position:
+            self.position = Position.of(position, [])
         self.folder.mkdir(parents=True, exist_ok=True)
         if CONFIG.at(self.folder).exists() and last_told(self.folder).get("line") != self._line:
             raise DataError(f"{self.folder} holds another run; name another folder by --run")
@@ -112,8 +119,8 @@ class Top:
         assert isinstance(item.tree, dict)
         self._states[item.facts["layer"]] = item.tree
 
-    def end(self) -> None:
-        """Writes the checkpoint, as one process does after the last epoch."""
+    def save(self, *, ended: bool) -> None:
+        """Writes a checkpoint, as one process does after an epoch, of which the last may have ``ended``."""
         position = self.position
         store = CheckpointStore(CHECKPOINTS.at(self.folder), keep=self._config.train.checkpoint.keep)
         with store:
@@ -122,9 +129,12 @@ class Top:
                 self._states,
                 {"turn": 1, "epoch": position.epoch, "batch": 0},
                 {"training": position.state(), "data": dict(self._facts), "config": asdict(self._config)},
+                best=is_best(position),
                 epoch={"losses": [], "splits": 0},
             )
-        self._tell("finished")
+        self._states = {}
+        if ended:
+            self._tell("finished")
 
     def state(self) -> dict[str, Any]:
         """For a snapshot."""

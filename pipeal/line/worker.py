@@ -25,7 +25,7 @@ from pipeal.engine.stage import Stage, bring_to_rest
 from pipeal.engine.state.layer_state import State, layer_state
 from pipeal.engine.state.snapshot import Snapshot
 from pipeal.engine.trace import Window
-from pipeal.line.items import ASK, BATCH, BEGIN, DECODER, END, EVALUATE, LAYER, ROW, Item
+from pipeal.line.items import ASK, BATCH, CHECKPOINT, DECODER, END, EVALUATE, LAYER, ROW, STATE, Item
 from pipeal.line.top import Top
 from pipeal.run.build import Models
 from pipeal.run.opening import engine_options, made_ready, seed_of
@@ -40,7 +40,7 @@ class StageWorker:
     ::
 
         batch      F, send, B, U            evaluate   its layers' mean losses, then how their answers come down
-        ask        climb, send              end        what its layers have learnt
+        ask        climb, send              checkpoint, end    what its layers have learnt
         the rest   send on                  at the top nothing is sent: it answers, and keeps the rows
 
     Args:
@@ -52,9 +52,10 @@ class StageWorker:
         emit: Sends an item to the next stage; waits while there is no room.
         states: What they go on from; None for their first weights.
         top: Of the last stage; None for others.
+        first_batch: The number of the first batch that comes.
 
     Attributes:
-        next_batch: The number of the next batch.
+        next_batch: The number of the next batch, from ``first_batch`` on.
         gathers: Whether gradients wait for a later update.
     """
 
@@ -68,6 +69,7 @@ class StageWorker:
         emit: Emit,
         states: Mapping[int, State] | None,
         top: Top | None,
+        first_batch: int = 0,
     ) -> None:
         seed = seed_of(config, 1)
         options = engine_options(config)
@@ -91,7 +93,7 @@ class StageWorker:
         self._losses: dict[int, Tensor] = {}
         self._splits: Counter[int] = Counter()
         self._mode = ExitStack()
-        self.next_batch = 0
+        self.next_batch = first_batch
         self.gathers = self._evaluates = False
         self._settings = ExitStack()
         self._settings.enter_context(ready([layer for _, layer in self._stage.layers], options.precision))
@@ -105,14 +107,15 @@ class StageWorker:
     def handle(self, item: Item) -> None:
         """Does what an item asks for."""
         {
-            BEGIN: self._pass_on,
             BATCH: self._learn,
             EVALUATE: self._evaluate,
             DECODER: self._pass_on if self._top is None else self._take_decoder,
             ASK: self._ask,
             ROW: self._row,
             LAYER: self._pass_on if self._top is None else self._top.take_layer,
-            END: self._end,
+            STATE: self._pass_on,
+            CHECKPOINT: self._save,
+            END: self._save,
         }[item.kind](item)
 
     def state(self) -> tuple[dict[int, State], dict[str, Any]]:
@@ -234,11 +237,12 @@ class StageWorker:
         else:
             self._top.end_evaluation()
 
-    def _end(self, item: Item) -> None:
+    def _save(self, item: Item) -> None:
         bring_to_rest([self._stage])
+        goes_on = item.kind == CHECKPOINT  # and so what is under way must be copies
         for number, layer in self._stage.layers:
-            # As a checkpoint has it; the tensors are not written to any more.
-            found = Item(LAYER, {"layer": number}, layer_state(layer, lambda tensor: tensor.detach().to("cpu")))
+            state = layer_state(layer, lambda tensor: tensor.detach().to("cpu", copy=goes_on))
+            found = Item(LAYER, {"layer": number}, state)
             if self._top is None:
                 self._emit(found)
             else:
@@ -246,7 +250,7 @@ class StageWorker:
         if self._top is None:
             self._emit(item)
         else:
-            self._top.end()
+            self._top.save(ended=item.kind == END)
 
     def _joined(self, losses: Mapping[int, Tensor]) -> dict[int, Tensor]:
         """The losses of the epoch so far, with those from before the last snapshot."""

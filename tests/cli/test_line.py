@@ -19,7 +19,7 @@ from pipeal.line.incoming import Incoming
 from pipeal.line.items import Item
 from pipeal.line.line_file import key_path, keys_of, read_line
 from pipeal.line.worker import StageWorker
-from pipeal.training.checkpoint.store import CheckpointStore
+from pipeal.training.checkpoint.store import Checkpoint, CheckpointStore
 from tests.cli.running import run_command, told_one_line
 from tests.integration.test_resume import assert_same
 from tests.line.lines import Killed, built_in_turn, place_of, run_alone, run_line
@@ -279,6 +279,51 @@ def test_a_stage_that_lost_its_folder_is_told_of(tmp_path: Path) -> None:
     with pytest.raises(Exception, match=r"it has lost its newest snapshot|interrupted") as error:
         run_line(line, reached)
     assert not isinstance(error.value, Interrupted)
+
+
+def test_a_line_is_made_to_go_on_with_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What was chosen for the run's devices is chosen anew; what decides how numbers round stays."""
+    alone = run_alone(text_line(tmp_path / "0", "lstm", 2, "train.epochs=1"), tmp_path / "alone")
+    folder = tmp_path / "line"
+    code, _, err = run_command(
+        command, capsys, "init", f"--resume={alone}", "--stage=a:4001", "--epochs=3", f"--out={folder}"
+    )
+    assert code == 0, err
+    line = read_line(folder / "line.yaml")
+    (checkpoint,) = (alone / "checkpoints").glob("step-*")
+    assert (line.kind, line.resume) == ("text", str(checkpoint))
+    engine, train = line.config["engine"], line.config["train"]
+    assert (engine["devices"], engine["sizes"], engine["threads"]) == ("auto", None, 1)
+    assert (train["epochs"], train["precision"], line.config["model"]["name"]) == (3, "fp32", "lstm")
+
+
+def test_what_a_line_cannot_go_on_with_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def told(*options: str) -> str:
+        code, _, err = run_command(command, capsys, "init", "--stage=a:4001", f"--out={tmp_path / 'line'}", *options)
+        assert (code, len(err.splitlines())) == (2, 1), err
+        assert not (tmp_path / "line").exists()
+        return err
+
+    alone = run_alone(text_line(tmp_path / "0", "lstm", 2, "train.epochs=1"), tmp_path / "alone")
+    capsys.readouterr()
+    assert "no checkpoint at the end of an epoch" in told(f"--resume={tmp_path}")
+    assert "leave out --dataset, --model" in told(f"--resume={alone}", "--model=lstm")
+    (checkpoint,) = (alone / "checkpoints").glob("step-*")
+    with CheckpointStore(alone / "checkpoints") as store:
+        one = Checkpoint.open(checkpoint)
+        part = one.state["training"]["part"] | {"batches": 1}
+        training = one.state["training"] | {"part": part, "batches": one.step + 1}
+        within = store.save(
+            one.step + 1, dict(one.layers()), one.position, one.state | {"training": training}, epoch={"losses": []}
+        )
+    found = told(f"--resume={within}")
+    assert "no checkpoint at the end of an epoch" in found
+    assert "was taken after batch 1 of epoch 2" in found
+    code, _, err = run_command(
+        command, capsys, "init", f"--resume={alone}", "--stage=a:4001", f"--out={tmp_path / 'line'}"
+    )
+    assert code == 0, err
+    assert read_line(tmp_path / "line" / "line.yaml").resume == str(checkpoint)
 
 
 def test_snapshots_that_cannot_be_written_are_told_and_tried_again(

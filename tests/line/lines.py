@@ -51,13 +51,13 @@ def built_in_turn() -> Iterator[None]:
         yield
 
 
-def new_line(folder: Path, dataset: str, model: str, stages: int, *settings: str, **fields: Any) -> Path:
+def new_line(folder: Path, dataset: str | None, model: str | None, stages: int, *settings: str, **fields: Any) -> Path:
     """Makes a line on ports of this machine, with a configuration, and with fields of its file; returns the file."""
     addresses = tuple(f"127.0.0.1:{port}" for port in free_ports(stages - 1))
     with redirect_stdout(StringIO()):
         init(
             dataset=dataset, model=model, preset=fields.pop("preset", None), addresses=addresses, config_file=None,
-            overrides=settings, out=str(folder),
+            overrides=settings, resume=fields.pop("resume", None), out=str(folder),
         )  # fmt: skip
     path = folder / "line.yaml"
     content = document.parse(path.read_text(), source=str(path))

@@ -16,11 +16,13 @@ from torch import Tensor
 
 from pipeal.core.errors import DataError
 from pipeal.core.tree import Tree, tensors
-from pipeal.line.items import ASK, BATCH, BEGIN, DECODER, END, EVALUATE, LAYER, ROW, Item, Packed
+from pipeal.line.items import ASK, BATCH, BEGIN, CHECKPOINT, DECODER, END, EVALUATE, LAYER, ROW, STATE, Item, Packed
 from tests.line.frames import Frame
 
 FACTS: dict[str, dict[str, Any]] = {
-    BEGIN: {"config": "train: {}", "blueprint": {}, "facts": {"samples": 3}},
+    BEGIN: {"config": "train: {}", "blueprint": {}, "facts": {"samples": 3}, "position": {}},
+    STATE: {"layer": 1},
+    CHECKPOINT: {},
     BATCH: {"batch": 3, "lr_scale": 0.5, "updates": True},
     EVALUATE: {"epoch": 1, "part": {"seconds": 0.5}},
     DECODER: {"layer": 1},
@@ -113,7 +115,7 @@ def test_every_kind_travels(kind: str) -> None:
     tree: Tree = None
     if kind in (BATCH, ASK):
         tree = (torch.ones(2, 3), {"mask": torch.zeros(0)})
-    elif kind in (BEGIN, DECODER, LAYER):
+    elif kind in (BEGIN, STATE, DECODER, LAYER):
         tree = {"weight": torch.ones(2)}
     found = travelled(Packed.of(Item(kind, FACTS[kind], tree))).item()
     assert (found.kind, found.facts) == (kind, FACTS[kind])

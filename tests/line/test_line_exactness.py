@@ -8,10 +8,12 @@ from pathlib import Path
 from time import sleep
 
 import pytest
+from left_behind import same
 
 from pipeal.core.modules import module_of
 from pipeal.line.items import Item
 from pipeal.line.worker import StageWorker
+from pipeal.training.checkpoint.store import Checkpoint
 from tests.cli.test_text import varied
 from tests.integration.test_resume import assert_same
 from tests.line.lines import Counted, Killed, built_in_turn, learned_twice, new_line, run_alone, run_line
@@ -174,3 +176,48 @@ def test_a_stage_that_dies_amid_the_answers(tmp_path: Path, monkeypatch: pytest.
     run_line(line, reached)
     assert max(left.values()) < 0
     assert_same(tmp_path / "run", run_alone(line, tmp_path / "alone"))
+
+
+def checkpoints(run: Path) -> list[Checkpoint]:
+    """Those of a run, in order."""
+    return [Checkpoint.open(path) for path in sorted((run / "checkpoints").glob("step-*"))]
+
+
+def test_a_line_leaves_a_checkpoint_of_each_epoch(tmp_path: Path) -> None:
+    """As one process does; a stage that dies meanwhile leaves none out and none half."""
+    line = text_line(tmp_path, "transformer", 3, "train.checkpoint.keep=3", snapshot_s=0.05)
+    run_line(line, at_first(1, "amid checkpoint"))
+    alone = run_alone(line, tmp_path / "alone")
+    found, wanted = checkpoints(tmp_path / "run"), checkpoints(alone)
+    assert len(found) == len(wanted) == 2
+    for one, other in zip(found, wanted, strict=True):
+        assert (one.step, one.best) == (other.step, other.best)
+        assert same(dict(one.layers()), dict(other.layers()))
+
+
+def test_a_line_that_is_to_save_at_the_end_alone(tmp_path: Path) -> None:
+    line = text_line(tmp_path, "lstm", 2, "train.epochs=3", "train.checkpoint.keep=9", checkpoint_epochs=None)
+    run_line(line)
+    assert len(checkpoints(tmp_path / "run")) == 1
+    (tmp_path / "second").mkdir()
+    line = text_line(tmp_path / "second", "lstm", 2, "train.epochs=3", "train.checkpoint.keep=9", checkpoint_epochs=2)
+    run_line(line)
+    assert [one.state["training"]["epoch"] for one in checkpoints(tmp_path / "second" / "run")] == [2, 3]
+
+
+@pytest.mark.parametrize(
+    "death", quick((1, "amid state"), (0, "amid state"), (0, "amid begin"), (1, "amid batch")), ids=str
+)
+def test_a_line_goes_on_with_a_run_on_other_stages(death: tuple[int, str], tmp_path: Path) -> None:
+    """Of one process, then of a line of three stages, then of one of two: each leaves what one process leaves."""
+    settings = ("train.epochs=3", "train.checkpoint.keep=9")
+    alone = run_alone(text_line(tmp_path / "0", "transformer", 2, *settings), tmp_path / "alone")
+    before = alone / "checkpoints"
+    for stages in (3, 2):
+        first, second, _ = sorted(before.glob("step-*"))
+        home = tmp_path / str(stages)
+        resume = str(first if stages == 3 else second)
+        line = new_line(home, None, None, stages, snapshot_s=0.05, resume=resume)
+        run_line(line, at_first(*death))
+        assert_same(home / "run", alone)
+        assert len(checkpoints(home / "run")) == 3 - (1 if stages == 3 else 2)

@@ -142,7 +142,8 @@ def test_a_receiving_end_that_lost_its_snapshots_is_told_of_in_one_line() -> Non
         assert isinstance(lost.failure, DataError)
         assert str(lost.failure) == (
             "stage 0 has no items before 4, which a snapshot here had covered, and this stage asks for 0: it has lost "
-            "its newest snapshot; put its folder back, or begin the line anew"
+            "its newest snapshot; put its folder back, or make a new line that goes on with the run (pipeal line init "
+            "--resume RUN)"
         )
         assert sender.failure is None  # it is not at fault, and waits
 

@@ -132,7 +132,7 @@ class CheckpointPolicy:
             losses=position.losses,
             check=self._check,
             tells_broken=not self.ends_on_broken,
-            best=_is_best(position),
+            best=is_best(position),
         )
         outcome = self.writer.submit(job)
         self._asked = [asked for asked in self._asked if asked.broken or not asked.done] + [outcome]
@@ -155,7 +155,7 @@ class CheckpointPolicy:
         return snapshot
 
 
-def _is_best(position: Position) -> bool:
+def is_best(position: Position) -> bool:
     """Whether it is the end of the best epoch so far, by what is held out; none is where nothing is."""
     if position.part.batches or not position.epoch:
         return False
