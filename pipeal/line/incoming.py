@@ -75,9 +75,8 @@ class Incoming(End):
         self._guard = ThreadAuthenticator(self.context)
         self._guard.start()
         self._guard.configure_curve_callback(credentials_provider=self)
-        made = self._socket = self.open(
-            zmq.ROUTER, keys, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | _SHAKEN | REFUSED
-        )
+        events = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | _SHAKEN | REFUSED
+        made = self._socket = self.open(zmq.ROUTER, keys, events, address)
         made.setsockopt(zmq.ROUTER_MANDATORY, 1)
         made.curve_server = True
         self._strange: set[int] = set()
@@ -262,7 +261,7 @@ def _bind(made: Any, address: str) -> None:
     """
     host, _, port = address.rpartition(":")
     try:
-        own = socket.gethostbyname(host)
+        own = host if host.startswith("[") else socket.gethostbyname(host)
     except OSError:
         own = "*"
     if own.startswith("127.") and host not in ("localhost", own):

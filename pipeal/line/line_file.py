@@ -26,7 +26,7 @@ from pipeal.core.errors import ConfigError, refusals_told
 from pipeal.line.link import CONNECTIONS, MOST_CONNECTIONS, Keys
 
 _KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
-_ADDRESS = re.compile(r"[0-9a-zA-Z._\-]+:([1-9][0-9]{0,4})")
+_ADDRESS = re.compile(r"(?:[0-9a-zA-Z._\-]+|\[[0-9a-fA-F:.]+\]):([1-9][0-9]{0,4})")
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -37,7 +37,8 @@ class LineStage:
 
     Attributes:
         key: Its public key.
-        address: ``host:port``, where it listens for the stage before; the first one listens for none.
+        address: ``host:port``, where it listens for the stage before; the first one listens for none. A host is a name,
+            an address of IPv4, or one of IPv6 in brackets: ``[fd00::2]:7001``.
         device: ``auto`` is the first GPU of its machine, or else the CPU.
     """
 
@@ -90,7 +91,7 @@ class LineFile:
         3
         """
         hosts = [str(stage.address).rpartition(":")[0] for stage in self.stages[1:]]
-        here = sum(host == "localhost" or host.startswith("127.") for host in hosts)
+        here = sum(host in ("localhost", "[::1]") or host.startswith("127.") for host in hosts)
         return max(1 + here, *map(hosts.count, hosts))
 
     def check(self) -> None:

@@ -99,12 +99,13 @@ class End(threading.Thread, ABC):
         self._monitors: list[Any] = []
         self.refusals = Refusals()
 
-    def open(self, kind: int, keys: Keys, events: int) -> Any:
+    def open(self, kind: int, keys: Keys, events: int, address: str) -> Any:
         """Makes a socket, with the ways of a link, and what tells of its connections."""
         made = self.context.socket(kind)
         self._sockets.append(made)
         made.sndhwm = made.rcvhwm = 0  # what is on the way is bounded by windows
         made.linger = 0
+        made.ipv6 = address.startswith("[")  # names stand for addresses of IPv4
         made.maxmsgsize = HEAD_BYTES + _CURVE_BYTES  # of a frame; tensors travel in smaller ones
         made.setsockopt(zmq.HEARTBEAT_IVL, int(1000 * HEARTBEAT_S))
         made.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(4000 * HEARTBEAT_S))

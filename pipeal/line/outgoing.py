@@ -48,7 +48,9 @@ class Outgoing(End):
         self._standing: set[int] = set()
         self._told_refused = False
         for _ in range(connections):  # one socket's connections to one address would be one
-            made = self.open(zmq.DEALER, keys, zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | REFUSED)
+            made = self.open(
+                zmq.DEALER, keys, zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | REFUSED, address
+            )
             made.setsockopt(zmq.IMMEDIATE, 1)  # what is not on its way by then is sent again
             made.setsockopt(zmq.RECONNECT_IVL, 100)
             made.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)

@@ -71,6 +71,7 @@ class Link:
     receiver: Incoming | None = None
     line: str = LINE
     connections: int = 3
+    host: str = "127.0.0.1"
 
     def __post_init__(self) -> None:
         (early, self.early_secret), (late, self.late_secret) = key_pair(), key_pair()
@@ -79,7 +80,7 @@ class Link:
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"{self.host}:{self.port}"
 
     def send(self, retained: Retained | None = None, keys: Keys | None = None, stage: int = 0) -> Outgoing:
         """Opens the sending end; with items that a snapshot had kept, a life of its own."""

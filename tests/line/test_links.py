@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import socket
 from time import monotonic
 
 import pytest
@@ -12,6 +13,14 @@ from pipeal.line.incoming import Incoming
 from pipeal.line.items import Packed
 from pipeal.line.retained import Retained
 from tests.line.links import LONG_S, batch, link, number_of, relay, taken, until
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
 
 
 def numbers(begin: int, end: int) -> list[tuple[int, int]]:
@@ -30,6 +39,14 @@ def test_items_come_in_order_and_once_and_stay_until_they_are_saved() -> None:
         until(lambda: one.retained.first == 150)
         assert one.retained.next == 200
         assert receiver.take(0.0) is None
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here: the loopback has no ::1")
+def test_a_link_over_ipv6() -> None:
+    with link(host="[::1]") as one:
+        one.retained.add(batch(0))
+        one.send()
+        assert taken(one.receive(), 1) == numbers(0, 1)
 
 
 def test_the_ends_may_be_opened_in_any_order() -> None:
