@@ -404,11 +404,10 @@ def test_processes_learn_what_one_process_learns(
     monkeypatch.setattr(bench["rung_training"], "cores", lambda: 1)
     task = bench["rung_data"].task_of("charlm", torch.device("cpu"), str(real_data))
     setting = bench["rungs"].Setting("bp", operators="ours", fused=True, engine=True)
-    for seed in range(2):
-        together = bench["ladder_ranks"].in_processes(task, replace(setting, processes=2), seed, 3)
-        alone = bench["rung_training"].train(task, setting, seed, 3)
-        assert together.loss == pytest.approx(alone.loss, abs=1e-4)
-        assert min(together.step_s, together.samples_per_s, together.tokens_per_s) > 0
+    together = bench["ladder_ranks"].in_processes(task, replace(setting, processes=2), 1, 3)
+    alone = bench["rung_training"].train(task, setting, 1, 3)
+    assert together.loss == pytest.approx(alone.loss, abs=1e-4)
+    assert min(together.step_s, together.samples_per_s, together.tokens_per_s) > 0
 
 
 @pytest.mark.data
@@ -421,10 +420,9 @@ def test_stages_in_processes_learn_what_one_process_learns(
     task = bench["rung_data"].task_of("charlm", torch.device("cpu"), str(real_data))
     setting = bench["rungs"].Setting("al", operators="ours", precision="bf16", fused=True, engine=True)
     stages = replace(setting, staged=True, processes=2)
-    for seed in range(2):
-        one = bench["ladder_ranks"].in_processes(task, stages, seed, 4)
-        assert one.loss == bench["rung_training"].train(task, setting, seed, 4).loss
-        assert min(one.step_s, one.samples_per_s, one.tokens_per_s, one.peak_bytes) > 0
+    one = bench["ladder_ranks"].in_processes(task, stages, 1, 4)
+    assert one.loss == bench["rung_training"].train(task, setting, 1, 4).loss
+    assert min(one.step_s, one.samples_per_s, one.tokens_per_s, one.peak_bytes) > 0
     rung = bench["rungs"].Rung("+ stages in 2 processes", stages)
     sizes = task.placement(stages).sizes
     assert len(sizes) == 2
