@@ -73,7 +73,9 @@ def test_what_is_no_address_is_refused_before_anything_is_written(address: str, 
     assert not (tmp_path / "line").exists()
 
 
-@pytest.mark.parametrize("address", ["localhost:1", "127.0.0.1:65535", "gpu-3.cluster_a.example:4000", "[fd00::2]:7001"])
+@pytest.mark.parametrize(
+    "address", ["localhost:1", "127.0.0.1:65535", "gpu-3.cluster_a.example:4000", "[fd00::2]:7001"]
+)
 def test_addresses(address: str, tmp_path: Path) -> None:
     assert make_line(tmp_path, "text", {}, [address], {}).stages[1].address == address
 
