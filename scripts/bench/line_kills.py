@@ -120,8 +120,8 @@ class Stage:
         return 0
 
 
-def killed_line(folder: Path, stages: int, kills: int, seed: int) -> list[Stage]:
-    """Runs the line to its end, and kills until there were so many."""
+def killed_line(folder: Path, stages: int, kills: int, seed: int, pause_s: tuple[float, float]) -> list[Stage]:
+    """Runs the line to its end, and kills until there were so many, with pauses between these bounds."""
     rng = random.Random(seed)
     line = [Stage(number, folder) for number in range(stages)]
     with ExitStack() as at_the_end:
@@ -142,7 +142,7 @@ def killed_line(folder: Path, stages: int, kills: int, seed: int) -> list[Stage]
                     stage.kill()
                 for stage in chosen:
                     stage.start()
-                due = monotonic() + rng.uniform(0.5, 6.0)
+                due = monotonic() + rng.uniform(*pause_s)
     return line
 
 
@@ -188,7 +188,15 @@ def command(*words: str) -> None:
     subprocess.run([*COMMAND, *words], check=True, capture_output=True)
 
 
-def measure(folder: Path, stages: int, kills: int, epochs: int, seed: int, snapshot_s: float) -> Mapping[str, Any]:
+def measure(
+    folder: Path,
+    stages: int,
+    kills: int,
+    epochs: int,
+    seed: int,
+    snapshot_s: float,
+    pause_s: tuple[float, float],
+) -> Mapping[str, Any]:
     """The whole of it."""
     begin, load = monotonic(), getloadavg()[0]
     ports = free_ports(stages - 1)
@@ -200,7 +208,7 @@ def measure(folder: Path, stages: int, kills: int, epochs: int, seed: int, snaps
     )
     settings = document.parse((line / "line.yaml").read_text(encoding="utf-8"), source="line.yaml")
     (line / "line.yaml").write_text(yaml.safe_dump({**settings, "snapshot_s": snapshot_s}), encoding="utf-8")
-    found = killed_line(line, stages, kills, seed)
+    found = killed_line(line, stages, kills, seed, pause_s)
     took_s = monotonic() - begin
     chosen = yaml.safe_load((line / "run" / "config.yaml").read_text(encoding="utf-8"))
     layers = sum(chosen["engine"]["sizes"])
@@ -218,6 +226,7 @@ def measure(folder: Path, stages: int, kills: int, epochs: int, seed: int, snaps
         "epochs": epochs,
         "snapshot_s": snapshot_s,
         "seed": seed,
+        "pauses": list(pause_s),
         "kills": [stage.kills for stage in found],
         "seconds": took_s,
         "differences": [*differences(line / "run", alone)],
@@ -236,10 +245,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--snapshot-s", type=float, default=60.0, help="how often stages save; default: as usual")
+    parser.add_argument(
+        "--pause", type=float, nargs=2, default=(0.5, 6.0), metavar="S", help="seconds between kills, from and to"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
-        found = measure(Path(folder), options.stages, options.kills, options.epochs, options.seed, options.snapshot_s)
+        found = measure(
+            Path(folder),
+            options.stages,
+            options.kills,
+            options.epochs,
+            options.seed,
+            options.snapshot_s,
+            tuple(options.pause),
+        )
     for name, value in found.items():
         print(f"{name}: {value}")
     if options.json is not None:
