@@ -344,8 +344,8 @@ class StageRun:
                 f"{self.line.largest_mib:g}; raise that in the line's file, on all machines"
             )
         assert self._outgoing is not None
-        # Amid the batches of an update the next stage cannot save, and would wait for the others of them.
-        while self._worker is None or not self._worker.gathers:
+        # Amid an update, or what its layers begin with, the next stage cannot save: all of it has to come first.
+        while item.kind != STATE and (self._worker is None or not self._worker.gathers):
             with self._retained.changed:
                 room = self._retained.changed.wait_for(
                     lambda: self._retained.has_room(packed.size) or self._has_failed(), _LOOK_S

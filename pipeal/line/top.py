@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +14,7 @@ from pipeal.config import RunConfig, dump_config
 from pipeal.core.artifacts import ASKED, CHECKPOINTS, CONFIG, STATUS
 from pipeal.core.atomic import write_whole
 from pipeal.core.checked import checked
-from pipeal.core.errors import DataError
+from pipeal.core.errors import DataError, UntidyError
 from pipeal.engine.state.layer_state import State
 from pipeal.line.feed import PART, PARTS
 from pipeal.line.items import Item
@@ -25,6 +26,8 @@ from pipeal.training.checkpoint.store import CheckpointStore
 from pipeal.training.evaluation import Criterion, mean_of, right, right_and_loss, share_right
 from pipeal.training.position import Position
 from pipeal.training.trainer import Scores
+
+_log = logging.getLogger(__name__)
 
 _MOST_FILES = 16
 
@@ -120,7 +123,24 @@ class Top:
         self._states[item.facts["layer"]] = item.tree
 
     def save(self, *, ended: bool) -> None:
-        """Writes a checkpoint, as one process does after an epoch, of which the last may have ``ended``."""
+        """Writes a checkpoint, as one process does after an epoch; the last of them, where that has ``ended``, must be.
+
+        Raises:
+            DataError: The last one was refused.
+        """
+        try:
+            self._save()
+        except UntidyError as error:
+            _log.warning(str(error))
+        except DataError as error:
+            if ended:
+                raise
+            _log.warning(f"{error}; the checkpoint before it stands")
+        self._states = {}
+        if ended:
+            self._tell("finished")
+
+    def _save(self) -> None:
         position = self.position
         store = CheckpointStore(CHECKPOINTS.at(self.folder), keep=self._config.train.checkpoint.keep)
         with store:
@@ -132,9 +152,6 @@ class Top:
                 best=is_best(position),
                 epoch={"losses": [], "splits": 0},
             )
-        self._states = {}
-        if ended:
-            self._tell("finished")
 
     def state(self) -> dict[str, Any]:
         """For a snapshot."""

@@ -6,14 +6,16 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 from time import sleep
+from typing import Any
 
 import pytest
 from left_behind import same
 
+from pipeal.core.errors import DataError
 from pipeal.core.modules import module_of
 from pipeal.line.items import Item
 from pipeal.line.worker import StageWorker
-from pipeal.training.checkpoint.store import Checkpoint
+from pipeal.training.checkpoint.store import Checkpoint, CheckpointStore
 from tests.cli.test_text import varied
 from tests.integration.test_resume import assert_same
 from tests.line.lines import Counted, Killed, built_in_turn, learned_twice, new_line, run_alone, run_line
@@ -193,6 +195,32 @@ def test_a_line_leaves_a_checkpoint_of_each_epoch(tmp_path: Path) -> None:
     for one, other in zip(found, wanted, strict=True):
         assert (one.step, one.best) == (other.step, other.best)
         assert same(dict(one.layers()), dict(other.layers()))
+
+
+def test_states_that_are_more_than_may_wait(tmp_path: Path) -> None:
+    """A stage has to have all states of its layers before it can save, and the one before waited for a snapshot."""
+    alone = run_alone(text_line(tmp_path / "0", "transformer", 2, "train.checkpoint.keep=9"), tmp_path / "alone")
+    first, _ = sorted((alone / "checkpoints").glob("step-*"))
+    run_line(new_line(tmp_path, None, None, 2, retain_mib=1e-6, resume=str(first)))
+    assert_same(tmp_path / "run", alone)
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_nothing_but_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = text_line(tmp_path, "lstm", 2, "train.epochs=2")
+    save, left = CheckpointStore.save, [tmp_path / "run" / "checkpoints"]
+
+    def refused(store: CheckpointStore, *given: Any, **more: Any) -> Path:
+        if store.folder in left:
+            left.remove(store.folder)
+            raise DataError("no space")
+        return save(store, *given, **more)
+
+    monkeypatch.setattr(CheckpointStore, "save", refused)
+    run_line(line)
+    assert not left
+    assert_same(tmp_path / "run", run_alone(line, tmp_path / "alone"))
 
 
 def test_a_line_that_is_to_save_at_the_end_alone(tmp_path: Path) -> None:
