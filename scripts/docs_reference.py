@@ -39,6 +39,11 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     return MARKER.sub(lambda match: MAKERS[match[1]](*filter(None, [match[2]])), markdown)
 
 
+def on_page_content(html: str, **_: Any) -> str:
+    """Takes away the blank that templates of mkdocstrings leave before a parenthesis."""
+    return re.sub(r"</code>\s+\)", "</code>)", html)
+
+
 @dataclass(frozen=True)
 class Key:
     """A key of the configuration.
@@ -185,11 +190,12 @@ def plain(text: str) -> str:
 
 
 def api(module: str) -> str:
-    """The public names of a module, each for mkdocstrings; of those that an outer module has, too, links to them."""
+    """The public names of a module, as a list of links and each for mkdocstrings; links to those of an outer module."""
     room, own = import_module(module), public_names()[module]
     elsewhere = [places()[id(getattr(room, name))] for name in names_of(room) if name not in own]
     links = ", ".join(f"[`{place}`][{place}]" for place in elsewhere)
-    lines = [f"Names of `{module}`{f', which also has {links}' if links else ''}:", ""]
+    listed = ", ".join(f"[`{name}`][{module}.{name}]" for name in own)
+    lines = [f"Names of `{module}`{f', which also has {links}' if links else ''}: {listed}.", ""]
     return "\n".join([*lines, *(f"::: {module}.{name}\n" for name in own)])
 
 
