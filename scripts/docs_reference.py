@@ -39,11 +39,6 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     return MARKER.sub(lambda match: MAKERS[match[1]](*filter(None, [match[2]])), markdown)
 
 
-def on_page_content(html: str, **_: Any) -> str:
-    """Takes away the blank that templates of mkdocstrings leave before a parenthesis."""
-    return re.sub(r"</code>\s+\)", "</code>)", html)
-
-
 @dataclass(frozen=True)
 class Key:
     """A key of the configuration.
@@ -186,7 +181,10 @@ def anchor(command: str, option: str = "") -> str:
 def plain(text: str) -> str:
     """A text of a command, none of whose letters is markup but backticks."""
     parts = text.split("`")
-    return "`".join(part if inside % 2 else re.sub(r"([*_<\[])", r"\\\1", part) for inside, part in enumerate(parts))
+    return "`".join(
+        part if inside % 2 else re.sub(r"([*_\[])", r"\\\1", part).replace("<", "&lt;")
+        for inside, part in enumerate(parts)
+    )
 
 
 def api(module: str) -> str:

@@ -1,0 +1,22 @@
+"""A hook of mkdocs: what the HTML of a page lacks or has too much."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+SHORT = 18
+"""Characters of a name in a table that is never broken."""
+_CELL = re.compile(r"<td.*?</td>", flags=re.DOTALL)
+_OPTION = re.compile(r"<code>(?=--?[a-z][\w-]*(?: [A-Z]+)?</code>)")
+_NAME = re.compile(rf"(?<=<code>)[^<]{{{SHORT},}}(?=</code>)")
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Lets long names in tables break after dots, options nowhere; takes blanks of mkdocstrings before ``)`` away."""
+    cells = _CELL.sub(lambda cell: _NAME.sub(_breaking, cell[0]), html)
+    return re.sub(r"</code>\s+\)", "</code>)", _OPTION.sub('<code class="option">', cells))
+
+
+def _breaking(name: re.Match[str]) -> str:
+    return re.sub(r"(?<=\w)([._/=])(?=\w)", r"\1<wbr>", name[0])
