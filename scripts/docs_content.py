@@ -14,9 +14,9 @@ _NAME = re.compile(rf"(?<=<code>)[^<]{{{SHORT},}}(?=</code>)")
 
 def on_page_content(html: str, **_: Any) -> str:
     """Lets long names in tables break after dots, options nowhere; takes blanks of mkdocstrings before ``)`` away."""
-    cells = _CELL.sub(lambda cell: _NAME.sub(_breaking, cell[0]), html)
+    cells = _CELL.sub(lambda cell: _NAME.sub(_breaking, cell[0]).replace(" ± ", "&nbsp;±&nbsp;"), html)
     return re.sub(r"</code>\s+\)", "</code>)", _OPTION.sub('<code class="option">', cells))
 
 
 def _breaking(name: re.Match[str]) -> str:
-    return re.sub(r"(?<=\w)([._/=])(?=\w)", r"\1<wbr>", name[0])
+    return re.sub(r"(?<=\w)([._/=])(?=\w{3})", r"\1<wbr>", name[0])
