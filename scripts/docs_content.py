@@ -9,13 +9,19 @@ SHORT = 18
 """Characters of a name in a table that is never broken."""
 _CELL = re.compile(r"<td.*?</td>", flags=re.DOTALL)
 _OPTION = re.compile(r"<code>(?=--?[a-z][\w-]*(?: [A-Z]+)?</code>)")
+_FIGURE = re.compile(r"\d (?:± [\d.]+|[%×](?=[\s<]))")
 _NAME = re.compile(rf"(?<=<code>)[^<]{{{SHORT},}}(?=</code>)")
 
 
 def on_page_content(html: str, **_: Any) -> str:
     """Lets long names in tables break after dots, options nowhere; takes blanks of mkdocstrings before ``)`` away."""
-    cells = _CELL.sub(lambda cell: _NAME.sub(_breaking, cell[0]).replace(" ± ", "&nbsp;±&nbsp;"), html)
-    return re.sub(r"</code>\s+\)", "</code>)", _OPTION.sub('<code class="option">', cells))
+    html = _CELL.sub(_cell, html)
+    return re.sub(r"</code>\s+\)", "</code>)", _OPTION.sub('<code class="option">', html))
+
+
+def _cell(cell: re.Match[str]) -> str:
+    names = _NAME.sub(_breaking, cell[0])
+    return _FIGURE.sub(lambda figure: figure[0].replace(" ", "&nbsp;"), names)
 
 
 def _breaking(name: re.Match[str]) -> str:

@@ -135,7 +135,7 @@ def test_a_docstring_becomes_markdown() -> None:
 def test_a_long_name_in_a_table_may_break_after_a_dot() -> None:
     long, short = "<code>engine.execution.watch_dog=1</code>", "<code>run.find_run</code>"
     assert on_page_content("<code>--max-len INTEGER</code>") == '<code class="option">--max-len INTEGER</code>'
-    assert on_page_content("<td>1 ± 2</td>") == "<td>1&nbsp;±&nbsp;2</td>"
+    assert on_page_content("<td>1 ± 2.5, 3 %</td>") == "<td>1&nbsp;±&nbsp;2.5, 3&nbsp;%</td>"
     html = on_page_content(f"<p>{long} (<code>int</code>\n)</p><table><td>{long}, {short}</td></table>")
     broken = "<code>engine.<wbr>execution.<wbr>watch_<wbr>dog=1</code>"
     assert html == f"<p>{long} (<code>int</code>)</p><table><td>{broken}, {short}</td></table>"
