@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 DOCS = Path(__file__).parents[1] / "docs"
 MARKER = re.compile(r"^<!-- reference: (\w+)(?: ([\w.]+))? -->$", flags=re.MULTILINE)
 """A line of a page in ``docs/`` that gives way to what is made for it."""
-_ROLE = re.compile(r":(?:class|func|data|mod|meth|attr|exc):`(~?)([\w.]+)`")
+_ROLE = re.compile(r":(?:class|func|data|mod|meth|attr|exc):`(?:([^`<]+) <)?(~?)([\w.]+)>?`")
 _DOCTEST = re.compile(r"^>>> .*(?:\n.+)*", flags=re.MULTILINE)
 
 
@@ -87,8 +87,8 @@ def linked(text: str, scope: str) -> str:
     """
 
     def shown(match: re.Match[str]) -> str:
-        short, target = match.groups()
-        name = target.rpartition(".")[2] if short else target
+        title, short, target = match.groups()
+        name = title or (target.rpartition(".")[2] if short else target)
         place = _place(target, scope)
         return f"[`{name}`][{place}]" if place else f"`{name}`"
 

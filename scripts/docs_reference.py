@@ -181,15 +181,19 @@ def anchor(command: str, option: str = "") -> str:
 def plain(text: str) -> str:
     """A text of a command, none of whose letters is markup but backticks."""
     parts = text.split("`")
-    return "`".join(part if inside % 2 else re.sub(r"([*_<\[])", r"\\\1", part) for inside, part in enumerate(parts))
+    return "`".join(
+        part if inside % 2 else re.sub(r"([*_\[])", r"\\\1", part).replace("<", "&lt;")
+        for inside, part in enumerate(parts)
+    )
 
 
 def api(module: str) -> str:
-    """The public names of a module, each for mkdocstrings; of those that an outer module has, too, links to them."""
+    """The public names of a module, as a list of links and each for mkdocstrings; links to those of an outer module."""
     room, own = import_module(module), public_names()[module]
     elsewhere = [places()[id(getattr(room, name))] for name in names_of(room) if name not in own]
     links = ", ".join(f"[`{place}`][{place}]" for place in elsewhere)
-    lines = [f"Names of `{module}`{f', which also has {links}' if links else ''}:", ""]
+    listed = ", ".join(f"[`{name}`][{module}.{name}]" for name in own)
+    lines = [f"Names of `{module}`{f', which also has {links}' if links else ''}: {listed}.", ""]
     return "\n".join([*lines, *(f"::: {module}.{name}\n" for name in own)])
 
 

@@ -9,6 +9,7 @@ from types import FunctionType
 import click
 import pytest
 from docs_check import Page
+from docs_content import on_page_content
 from docs_markup import DOCS, linked, markdown, names_of, public_modules, public_names
 from docs_reference import KINDS, all_commands, anchors, api, commands, configuration, on_page_markdown, parts, plain
 
@@ -120,6 +121,7 @@ def test_places_are_distinct() -> None:
 def test_a_link_needs_a_place() -> None:
     assert linked(":class:`~pipeal.engine.pipeline.Pipeline`", "pipeal") == "[`Pipeline`][pipeal.Pipeline]"
     assert linked(":meth:`run`", "pipeal.engine.pipeline.Pipeline") == "[`run`][pipeal.Pipeline.run]"
+    assert linked(":meth:`any title <pipeal.Pipeline.run>`", "pipeal") == "[`any title`][pipeal.Pipeline.run]"
     assert linked(":func:`pipeal.training.learning_rate.usual_course`", "pipeal").startswith("`pipeal.training")
     assert api("pipeal.engine").startswith("Names of `pipeal.engine`, which also has [`pipeal.ExitPolicy`]")
 
@@ -130,8 +132,18 @@ def test_a_docstring_becomes_markdown() -> None:
     assert markdown(docstring, "pipeal") == page
 
 
+def test_a_long_name_in_a_table_may_break_after_a_dot() -> None:
+    long, short = "<code>engine.execution.watch_dog=1</code>", "<code>run.find_run</code>"
+    assert on_page_content("<code>--max-len INTEGER</code>") == '<code class="option">--max-len INTEGER</code>'
+    assert on_page_content("<td>1 ± 2.5, 3 %</td>") == "<td>1&nbsp;±&nbsp;2.5, 3&nbsp;%</td>"
+    html = on_page_content(f"<p>{long} (<code>int</code>\n)</p><table><td>{long}, {short}</td></table>")
+    broken = "<code>engine.<wbr>execution.<wbr>watch_<wbr>dog=1</code>"
+    assert html == f"<p>{long} (<code>int</code>)</p><table><td>{broken}, {short}</td></table>"
+
+
 def test_a_text_of_a_command_is_no_markup_but_for_its_backticks() -> None:
     assert plain("cpu*4, as `a*b` has it") == "cpu\\*4, as `a*b` has it"
+    assert plain("[1<=x]") == "\\[1&lt;=x]"  # a backslash before < would be seen
 
 
 @pytest.mark.parametrize(
