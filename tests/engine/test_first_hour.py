@@ -336,7 +336,8 @@ def test_layers_of_a_transformer_encoder_are_cut_where_the_forward_calls_them() 
 
 def test_a_parametrized_module_is_no_obstacle() -> None:
     """Spectral norm is given no input of the batch: its weight is made of its weight."""
-    model = Row(middle=nn.utils.parametrizations.spectral_norm(nn.Linear(6, 6)))
+    large = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(6, 512)), nn.ReLU(), nn.Linear(512, 6))
+    model = Row(middle=large)  # so costly that it is looked into
     with Pipeline(ALPackage.from_bp(model, X, 3, split=3), threads=1) as pipe:
         assert pipe.run([(X, Y)]).batches == 1
 
