@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
@@ -237,6 +238,7 @@ class Pipeline:
         executor = self._open()
         self._predictor.refuse_while_under_way()
         if self._begin is None:
+            self._warn_of_evaluation()
             self._begin = perf_counter()
             self._restart_clocks()
         packet = Packet(self.next_batch, x, y, lr_scale, updates, self._sequence, ready_now((x, y)))
@@ -412,6 +414,14 @@ class Pipeline:
     def device_names(self) -> list[str]:
         """What the rows of a report and of a timeline are of: the devices, stage by stage."""
         return [name for stage in self.stages for name in stage.device.names]
+
+    def _warn_of_evaluation(self) -> None:
+        if isinstance(self.model, nn.Module) and not self.model.training:
+            warnings.warn(
+                "the model is trained in evaluation mode, in which dropout drops nothing and batch norm learns no "
+                "statistics; call its train() first (a network in evaluation mode makes a package in evaluation mode)",
+                stacklevel=4,
+            )
 
     def _send(self, snapshot: Snapshot) -> Snapshot:
         executor = self._open()

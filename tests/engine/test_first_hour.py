@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -231,3 +233,188 @@ def test_a_report_of_nothing_says_why_that_may_be() -> None:
 def test_the_representation_of_a_report_is_one_line() -> None:
     assert repr(report()).startswith("RunReport(batches=3, samples=24, seconds=")
     assert "\n" not in repr(report())
+
+
+class Both(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids, self.first, self.last = nn.Embedding(9, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        kept = torch.relu(self.first(self.ids(ids))) * mask[..., None]
+        return self.last(kept.sum(1))
+
+
+class Row(nn.Module):
+    def __init__(self, **more: nn.Module) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.many = nn.ModuleList([nn.Linear(6, 6)])
+        for name, module in more.items():
+            self.add_module(name, module)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.many[0](self.middle(self.first(x))))
+
+
+class Turned(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.reads, self.last = nn.Linear(6, 6), nn.GRU(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.reads(self.first(x).transpose(0, 1))[0][-1])
+
+
+class Texts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(6, 2, 8, batch_first=True)
+        self.ids, self.encoder, self.last = nn.Embedding(9, 6), nn.TransformerEncoder(layer, 2), nn.Linear(6, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.last(self.encoder(self.ids(ids), src_key_padding_mask=ids == 0).mean(1))
+
+
+IDS = torch.ones(8, 5, dtype=torch.long)
+NO_SAMPLES: dict[str, tuple[Callable[[], Any], str]] = {
+    "with targets": (
+        lambda: ALPackage.from_bp(Row(), (X, Y), 3, split=2),
+        r"Row does not take the sample, \(8, 6\) .*without",
+    ),
+    "a loader": (lambda: ALPackage.from_bp(Row(), DataLoader(TensorDataset(X)), 3, split=2), "sample, no tensor: .*"),
+    "too narrow": (
+        lambda: ALPackage.from_bp(Row(), X[:, :5], 3, split=2),
+        r"sample, \(8, 5\) .* without their targets",
+    ),
+    "one of two inputs": (
+        lambda: ALPackage.from_bp(Both(), IDS, 3, split=2),
+        r"Both.forward takes ids, mask, and the sample is a Tensor, \(8, 5\) int64; pass .* \{'ids': …, 'mask': …\}",
+    ),
+    "a misspelt input": (
+        lambda: ALPackage.from_bp(Both(), {"ids": IDS, "msk": IDS > 0}, 3, split=["last"]),
+        "takes ids, mask, and the sample is a dict of ids, msk",
+    ),
+    "no cuts": (lambda: ALPackage.from_bp(Row(), X, 3), r"pass a number of layers \(split=3\), or split=\[\.\.\.\]"),
+    "a list's name": (
+        lambda: ALPackage.from_bp(Row(), X, 3, split=["many"]),
+        r"'many' is not called .* called once \(the submodules of many: many.0\)",
+    ),
+    "the batch second": (
+        lambda: ALPackage.from_bp(Turned(), torch.randn(8, 5, 6), 3, split=3),
+        r"only 2 parts .*: first, last; 'reads' is given \(5, 8, 6\) float32 for a batch of 8, not the batch first",
+    ),
+    "within a TransformerEncoder": (
+        lambda: ALPackage.from_bp(Texts(), IDS, 3, split=["encoder.layers.1"]),
+        "call the modules of model.encoder.layers one after the other",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NO_SAMPLES)
+def test_what_from_bp_cannot_convert_says_what_it_wants(name: str) -> None:
+    build, words = NO_SAMPLES[name]
+    with pytest.raises(ConfigError, match=words) as caught:
+        build()
+    assert "\n" not in str(caught.value)
+
+
+def test_layers_of_a_transformer_encoder_are_cut_where_the_forward_calls_them() -> None:
+    """What the message above advises."""
+
+    class OneByOne(Texts):
+        def forward(self, ids: Tensor) -> Tensor:
+            x = self.ids(ids)
+            for layer in self.encoder.layers:
+                x = layer(x, src_key_padding_mask=ids == 0)
+            return self.last(x.mean(1))
+
+    package = ALPackage.from_bp(OneByOne(), IDS, 3, split=["encoder.layers.1"])
+    with Pipeline(package, threads=1) as pipe:
+        assert pipe.run([(IDS, Y)]).batches == 1
+
+
+def test_a_parametrized_module_is_no_obstacle() -> None:
+    """Spectral norm is given no input of the batch: its weight is made of its weight."""
+    large = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(6, 512)), nn.ReLU(), nn.Linear(512, 6))
+    model = Row(middle=large)  # so costly that it is looked into
+    with Pipeline(ALPackage.from_bp(model, X, 3, split=3), threads=1) as pipe:
+        assert pipe.run([(X, Y)]).batches == 1
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], Any, Any, str]] = {
+    "a label too many": (package, X, Y + 1, r"class numbers go from 0 .*look at y.min\(\)"),
+    "a label too many, BP": (lambda: ALPackage.from_bp(Row(), X, 3, method="bp"), X, Y + 1, "class numbers go from 0"),
+    "a label below 0": (package, X, Y - 1, "class numbers go from 0"),
+    "a word too many": (
+        lambda: ALPackage.from_bp(Both(), (IDS, IDS > 0), 3, split=2),
+        (IDS * 9, IDS > 0),
+        Y,
+        r"an embedding has fewer rows than .*max\(\)",
+    ),
+    "one sample and batch norm": (
+        lambda: ALPackage.from_bp(Row(middle=nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6))), X, 3, split=2),
+        X[:1],
+        Y[:1],
+        "leave a last batch that small out",
+    ),
+    "an image of bytes": (
+        lambda: ALPackage.from_bp(nn.Sequential(nn.Conv1d(6, 6, 1), nn.Flatten()), X[..., None], 3),
+        X[..., None].byte(),
+        Y,
+        r"convert what differs, as x.to\(torch.float32\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_numbers_that_an_operator_refuses_come_with_what_to_do(name: str) -> None:
+    build, x, y, words = REFUSED[name]
+    with pytest.raises((RuntimeError, IndexError, ValueError)) as caught, Pipeline(build(), threads=1) as pipe:
+        pipe.run([(x, y)])
+    assert re.search(words, caught.value.__notes__[0])
+
+
+def test_a_second_input_of_a_prediction_is_not_taken_for_an_exit() -> None:
+    built = ALPackage.from_bp(Both(), (IDS, IDS > 0), 3, split=2)
+    with Pipeline(built, threads=1) as pipe:
+        assert pipe.predict((IDS, IDS > 0)).shape == (8, 3)
+        with pytest.raises(ConfigError, match=r"exit_at is given as Tensor; .*: predict\(\(ids, mask\)\)"):
+            pipe.predict(IDS, IDS > 0)  # type: ignore[arg-type]
+
+
+def test_a_file_without_a_model_says_that_it_takes_one() -> None:
+    with pytest.raises(ConfigError, match=r"Pipeline.load\(path, model"):
+        Pipeline.load("net.pipeal")
+
+
+def test_training_in_evaluation_mode_is_told_once_it_begins() -> None:
+    """A pretrained network comes in evaluation mode: its dropout dropped nothing, without a word."""
+    net = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5), nn.Linear(6, 6)).eval()
+    built = ALPackage.from_bp(net, X, 3)
+    with (
+        Pipeline(built, threads=1) as pipe,
+        pytest.warns(UserWarning, match=r"in evaluation mode, .* call its train\(\)"),
+    ):
+        pipe.run([(X, Y)])
+    with warnings.catch_warnings(), Pipeline(built.train(), threads=1) as pipe:
+        warnings.simplefilter("error")
+        pipe.run([(X, Y)])
+        pipe.predict(X)
+        pipe.run([(X, Y)])
+    with (
+        Pipeline(ALPackage.from_bp([nn.Linear(6, 6).eval()], X, 3), threads=1) as pipe,
+        pytest.warns(match="evaluation"),
+    ):
+        pipe.run([(X, Y)])
+
+
+def test_a_head_that_leaves_the_last_bridge_little_to_see_is_named() -> None:
+    whole = ALPackage.from_bp(Row(), X, 3, split=2).summary()
+    assert str(whole).splitlines()[-1].startswith("the last bridge sees 3 numbers, the answer of the network: ")
+    for found in (
+        ALPackage.from_bp(Row(last=nn.Identity()), X, 3, split=2),
+        ALPackage.from_bp(Row(), X, 3, split=2, method="greedy"),
+        ALPackage.from_bp(Row(), X, 3, split=2, task="regression"),
+    ):
+        assert "the last bridge" not in str(found.summary())

@@ -366,7 +366,7 @@ class TwoInputs(Net):
         (resnet18, ["layer3", "layer2"], "split has layer3, layer2, but .* in another order; pass layer2, layer3"),
         (resnet18, ["layer2", "layer2"], "split names 'layer2' twice"),
         (resnet18, ["layer2", "layer2.0"], "split names 'layer2' and 'layer2.0', which lies within it"),
-        (resnet18, None, r"a ResNet is cut where .* pass split=\[...\] .*conv1, .*or pass a list of modules"),
+        (resnet18, None, r"a ResNet is cut where .* a number of .* split=\[...\] .*conv1, .*or pass a list of modules"),
         (Alone, ["c"], "'c' cannot begin a layer: nothing crosses the cut"),
         (Branches, ["c"], "forward of Branches cannot be .*: TraceError: .*control flow; .*pass a list of mod"),
         (OtherInTraining, ["c"], "one thing in training and another in evaluation.*pass a list of modules"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable
 
 import pytest
@@ -107,3 +108,39 @@ def test_from_bp_takes_a_number() -> None:
     package = ALPackage.from_bp(linears(6, 8, 8, 8, 8), VECTORS, 3, split=3, code=8)
     assert len(package) == 3
     assert package.infer(VECTORS).shape == (4, 3)
+
+
+class Narrowing(nn.Module):
+    """Early convolutions cost by what goes through them, late ones by their weights; and loops over children."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.ModuleList([nn.Conv2d(3 if first else 8, 8, 3, padding=1) for first in (True, False, False)])
+        self.deep = nn.ModuleList([nn.Conv2d(8 if first else 64, 64, 3, stride=2) for first in (True, False, False)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in (*self.wide, *self.deep):
+            x = torch.relu(block(x))
+        return x.mean((2, 3))
+
+
+def test_the_rows_of_a_sample_do_not_move_the_cuts() -> None:
+    """A package built on a sample of four rows did not take what one built on a hundred had saved."""
+    found = {rows: tuple(names(Narrowing(), 3, torch.randn(rows, 3, 24, 24))) for rows in (1, 2, 3, 7, 100)}
+    assert len(set(found.values())) == 1, found
+    row = {
+        rows: names(nn.Sequential(*Narrowing().wide, *Narrowing().deep), 3, torch.randn(rows, 3, 24, 24))
+        for rows in (2, 99)
+    }
+    assert row[2] == row[99]
+
+
+def test_a_table_names_the_cuts_of_a_number() -> None:
+    images = torch.randn(2, 3, 24, 24)
+    package = ALPackage.from_bp(Narrowing(), images, 5, split=3)
+    *_, last = str(package.summary()).splitlines()
+    assert last.startswith('cut at split=["')
+    again = json.loads(last.removeprefix("cut at split="))
+    named = ALPackage.from_bp(Narrowing(), images, 5, split=again)
+    named.load_state_dict(package.state_dict())
+    assert not any(line.startswith("cut at") for line in str(named.summary()).splitlines())

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pipeal.core.errors import ConfigError, PlacementError, ScheduleError
+from pipeal.core.errors import ConfigError, PlacementError, ScheduleError, name_of
 from pipeal.core.modules import in_mode, module_of
 from pipeal.core.options import EngineOptions
 from pipeal.core.tree import Tree
@@ -146,6 +146,11 @@ class Predictor:
     def _depth(self, exit_at: int | None) -> int:
         layers = self.stages[-1].layers[-1][0] + 1
         depth = layers if exit_at is None else exit_at
+        if not isinstance(depth, int):
+            raise ConfigError(
+                f"exit_at is given as {name_of(depth)}; expected the number of an exit, from 1 to {layers} (several "
+                "inputs are one argument, as in batches: predict((ids, mask)))"
+            )
         if not 1 <= depth <= layers:
             raise PlacementError(f"exit {depth} does not exist; this model has exits 1 to {layers}")
         return depth

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -76,7 +77,7 @@ class ErrorContext:
         if is_out_of_memory(error) and not isinstance(error, PipealError):
             message = f"out of memory {where}: {self._amounts(error)}, the input is {shapes}; {_ADVICE[self.on_oom]}"
             raise OutOfMemoryError(message, self.number, index, batch) from error
-        add_note(error, f"{where}; input {shapes}{self._on_types(error, index)}")
+        add_note(error, f"{where}; input {shapes}{self._on_types(error, index)}{_on_samples(error)}")
 
     def _amounts(self, error: BaseException) -> str:
         """How much memory was asked for and how much was free, as far as that is known."""
@@ -90,12 +91,27 @@ class ErrorContext:
     def _on_types(self, error: BaseException, index: int | None) -> str:
         """What to do where operators refuse the types of the input."""
         said = str(error)
-        if index is None or not isinstance(error, RuntimeError) or not ("dtype" in said or "scalar type" in said):
+        types = ("dtype", "scalar type", "Input type")
+        if index is None or not isinstance(error, RuntimeError) or not any(word in said for word in types):
             return ""
         own = dtype_of(module_of(self.layers[index]))
         if all(dtype == own for _, dtype in self.had[index]):
             return ""
         return f"; the layer's weights are {str(own).removeprefix('torch.')}: convert what differs, as x.to({own}) does"
+
+
+_ON_SAMPLES = {
+    r"Class values must be|Target -?\d+ is out of bounds": "class numbers go from 0 to one less than the number of "
+    "classes, which is outputs of from_bp: look at y.min() and y.max()",
+    "index out of range in self": "an embedding has fewer rows than the numbers that it is given: look at their max()",
+    "Expected more than 1 value per channel": "batch norm learns nothing from one sample: leave a last batch that "
+    "small out, as DataLoader(…, drop_last=True) does",
+}
+"""By what PyTorch says where it refuses the numbers in a batch, what to do."""
+
+
+def _on_samples(error: BaseException) -> str:
+    return next((f"; {advice}" for words, advice in _ON_SAMPLES.items() if re.search(words, str(error))), "")
 
 
 @dataclass(eq=False)

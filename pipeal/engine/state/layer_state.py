@@ -266,7 +266,8 @@ def _refuse_misfit(layer: TrainableLayer, state: State) -> None:
         more = f" (and {len(differing) - 1} more differ)" if len(differing) > 1 else ""
         raise DataError(
             f"the state does not fit the layer ({type(layer).__name__}): {key} is {found.get(key, _MISSING)} in the "
-            f"state and {own.get(key, _MISSING)} in the layer{more}; load it into a layer built as the one it is of"
+            f"state and {own.get(key, _MISSING)} in the layer{more}; load it into a layer built as the one "
+            "it is of, with a network's cuts at the same names"
         )
 
 

@@ -120,7 +120,7 @@ class Load:
     Raises:
         DataError: The file is not there, is damaged, or of something else; or it is of other layers.
         ScheduleError: Layers are gathering gradients for an update to come; or are in other processes.
-        ConfigError: A seed or a batch number is given, which come from the file.
+        ConfigError: No model is given; or a seed or a batch number is, which come from the file.
     """
 
     @overload
@@ -144,7 +144,12 @@ def save(pipe: Pipeline, path: str | Path) -> None:
     Saved(pipe.next_batch, pipe.seed, _states(pipe)).write(path)
 
 
-def _make(kind: type[P], path: str | Path, model: Any, *args: Any, **settings: Any) -> P:
+def _make(kind: type[P], path: str | Path, model: Any = None, *args: Any, **settings: Any) -> P:
+    if model is None:
+        raise ConfigError(
+            f"the file {path} holds what a model has learnt, not how it is built: pass one built as the one that was "
+            "saved, Pipeline.load(path, model, devices=…)"
+        )
     saved = Saved.read(path)
     for name in ("seed", "first_batch"):
         if name in settings:

@@ -54,8 +54,8 @@ def convert(
     split: Sequence[str] | int | None = None,
     weights: Given | None = None,
     init_weights: InitWeights | None = None,
-) -> tuple[list[LocalLayer], list[LayerShapes]]:
-    """The layers that train a network by a method, and their shapes.
+) -> tuple[list[LocalLayer], list[LayerShapes], list[str]]:
+    """The layers that train a network by a method, their shapes, and what a table of them has to say below.
 
     Raises:
         ConfigError: See ``ALPackage.from_bp``.
@@ -82,7 +82,7 @@ def _convert(
     say_origin: Callable[[list[LocalLayer]], None],
     *,
     on_meta: bool,
-) -> tuple[list[LocalLayer], list[LayerShapes]]:
+) -> tuple[list[LocalLayer], list[LayerShapes], list[str]]:
     parts = [_whole(model, sample)] if METHODS[how.method].is_whole else _parts(model, split, sample)
     own = _own_blocks(how.blocks, len(parts))
     pools = _pools(how.pool, len(parts))
@@ -107,7 +107,25 @@ def _convert(
     for f in tried:
         for module in f.writers:  # at last: a conversion that fails leaves the network as it was
             module.inplace = False  # type: ignore[assignment]
-    return layers, shapes
+    return layers, shapes, [*_cuts(model, split, parts), *_narrow(how, pieces[-1])]
+
+
+def _cuts(model: Model, split: Sequence[str] | int | None, parts: Sequence[Part]) -> Iterator[str]:
+    """Where a network was cut into a number of layers, as one would name it."""
+    if isinstance(split, int) and isinstance(model, nn.Module) and len(parts) > 1:
+        names = ", ".join(f'"{part.name}"' for part in parts[1:])
+        yield f"cut at split=[{names}]"
+
+
+def _narrow(how: Conversion, last: Forward) -> Iterator[str]:
+    """A head in its place leaves the last bridge with no more numbers to see than there are classes."""
+    if not METHODS[how.method].has_labels or how.task != "classification" or "b" in last.own or last.pool is not None:
+        return
+    if isinstance(last.out, torch.Tensor) and last.out.shape[1:] == (how.outputs,):
+        yield (
+            f"the last bridge sees {how.outputs} numbers, the answer of the network: it has more to learn from where "
+            "nn.Identity() is in the place of the network's last linear layer"
+        )
 
 
 def _piece(

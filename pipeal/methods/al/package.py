@@ -22,7 +22,7 @@ from pipeal.methods.al.codes import LabelStyle, Task
 from pipeal.methods.al.convert import convert
 from pipeal.methods.al.layers import AL
 from pipeal.methods.al.sides import Conversion, OwnBlocks, PerPlace, Pools
-from pipeal.methods.al.source import Model
+from pipeal.methods.al.source import Model, network_mode
 from pipeal.methods.al.summary import LayerShapes, Summary, find_shapes, summarize
 from pipeal.methods.optimizers import LearningRates, OptimizerFactory
 
@@ -48,6 +48,7 @@ class ALPackage(nn.Module):
     def __init__(self, layers: Iterable[TrainableLayer] | None = None) -> None:
         super().__init__()
         self._shapes: list[LayerShapes] | None = None
+        self._notes: list[str] = []
         if not isinstance(layers, Iterable | None):
             raise LayerError(f"expected layers in order, such as [AL(enc, ae), AL(enc, ae)], found {name_of(layers)}")
         given = [] if layers is None else [module_of(layer) for layer in layers]
@@ -93,7 +94,8 @@ class ALPackage(nn.Module):
         there. ``sample`` is run once, in evaluation mode; weights, buffers, modes and the random numbers of the caller
         are left alone, but for what new blocks draw from the default generator to start with (so ``torch.manual_seed``
         before makes a conversion repeatable). Modules that would write in place into what a layer receives are
-        switched to work out of place. Call ``train()`` on a package of a network that was in evaluation mode.
+        switched to work out of place. A package of a network that is in evaluation mode, as pretrained ones mostly
+        come, is in it, too, and a pipeline that is to train it warns: call ``package.train()``.
 
         Any other method trains the same pieces: ``method="greedy"`` gives a package of its layers, with a head for each
         piece that answers from what AL's bridges would see. Heads that look ahead hold copies of the pieces still to
@@ -212,9 +214,10 @@ class ALPackage(nn.Module):
             lr=lr,
             optimizer=optimizer,
         )
-        layers, shapes = convert(model, sample, how, split, weights, init_weights)
+        layers, shapes, notes = convert(model, sample, how, split, weights, init_weights)
         package = cls(layers)
-        package._shapes = shapes
+        package._shapes, package._notes = shapes, notes
+        package.training = network_mode(model)
         return package
 
     def materialize(self, seed: int = 0) -> ALPackage:
@@ -323,13 +326,16 @@ class ALPackage(nn.Module):
     def summary(self, sample: Tree | None = None) -> Summary:
         """Shapes, parameters and devices by layer; ``print(package.summary())`` shows a table.
 
+        Of a network that :meth:`from_bp` cut into a number of layers, a line below has the names at which they begin.
+
         Args:
             sample: A batch of inputs, run once in evaluation mode to find the shapes. None for those that
                 :meth:`from_bp` found; other packages are then shown without.
         """
         layers = list(self)
         shapes = self._shapes if sample is None else find_shapes(layers, sample)
-        return summarize(layers, shapes if shapes and len(shapes) == len(layers) else [None] * len(layers))
+        known = shapes if shapes and len(shapes) == len(layers) else [None] * len(layers)
+        return summarize(layers, known, self._notes)
 
     def set_lr(self, which: str | Iterable[str], lr: float) -> None:
         """Gives the named sides of every layer a new base learning rate."""

@@ -83,3 +83,11 @@ def named_network(model: object) -> nn.Module | None:
     if isinstance(model, Sequence) and all(isinstance(part, nn.Module) for part in model):
         return nn.ModuleList(model)
     return None
+
+
+def network_mode(model: object) -> bool:
+    """Whether a network, or some part of a list, is in training mode."""
+    network = named_network(model)
+    if network is None or network is model:
+        return network is None or network.training
+    return any(part.training for part in network.children())

@@ -59,9 +59,11 @@ class Summary:
 
     Attributes:
         layers: A row each.
+        notes: What a conversion has to say of them, a line each.
     """
 
     layers: tuple[LayerSummary, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def effective(self) -> int:
@@ -86,10 +88,10 @@ class Summary:
             for row in rows
         ]
         rule = "-" * max(map(len, lines))
-        return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
+        return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1], *self.notes])
 
 
-def summarize(layers: Sequence[Any], shapes: Sequence[LayerShapes | None]) -> Summary:
+def summarize(layers: Sequence[Any], shapes: Sequence[LayerShapes | None], notes: Sequence[str] = ()) -> Summary:
     """The table of some layers, with the shapes that :func:`find_shapes` or a conversion found."""
     rows = []
     for number, (layer, found) in enumerate(zip(layers, shapes, strict=True)):
@@ -97,7 +99,7 @@ def summarize(layers: Sequence[Any], shapes: Sequence[LayerShapes | None]) -> Su
         effective, affiliated = layer.effective_parameters(last=last), layer.affiliated_parameters(last=last)
         parameters = layer.block_parameters() if isinstance(layer, LocalLayer) else {"f": effective}
         rows.append(LayerSummary(number, found, parameters, effective, affiliated, str(device_of(layer))))
-    return Summary(tuple(rows))
+    return Summary(tuple(rows), tuple(notes))
 
 
 def find_shapes(layers: Sequence[nn.Module], sample: Tree) -> list[LayerShapes]:

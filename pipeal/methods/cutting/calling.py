@@ -130,6 +130,12 @@ def called(model: nn.Module, sample: Tree) -> Called:
         left = {key: given[key] for key in given if key not in sample}
         return Called(model, tuple(sample), left, [key for key in sample if "mask" in key])
     if type(sample) is not tuple or len(places) - len(given) < 2 or len(sample) > len(places):
+        needed = [place for place in required if place not in given]
+        if len(needed) > 1:
+            raise ConfigError(
+                f"{name} takes {', '.join(needed)}, and the sample is {_what_is_given(sample)}; pass the inputs of a "
+                f"batch as a tuple, ({', '.join(needed)}), or as a dict, {{{', '.join(f'{n!r}: …' for n in needed)}}}"
+            )
         return Called(model, None, given)
     masks = [number for number, place in enumerate(places[: len(sample)]) if "mask" in place]
     one, several = Called(model, None, given), Called(model, len(sample), given, masks)
@@ -143,6 +149,12 @@ def called(model: nn.Module, sample: Tree) -> Called:
                 f"batches dicts: {{{places[0]!r}: …, 'attention_mask': …}}"
             )
     return several
+
+
+def _what_is_given(sample: Tree) -> str:
+    if isinstance(sample, Mapping):
+        return f"a dict of {', '.join(map(str, sample))}"
+    return f"a {type(sample).__name__}, {describe(shapes_of(sample))}"
 
 
 def why_not(whole: Called) -> str:

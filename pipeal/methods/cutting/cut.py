@@ -26,10 +26,7 @@ from pipeal.core.tree import Tree
 from pipeal.methods.cutting.calling import called, why_not
 from pipeal.methods.cutting.graph import cut_graph, out_of_order
 from pipeal.methods.cutting.shares import grouped, names_for
-from pipeal.methods.cutting.tracing import LIST_INSTEAD
-
-_SHOWN = 16
-"""How many names a message lists."""
+from pipeal.methods.cutting.tracing import LIST_INSTEAD, children_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +81,8 @@ def cut(
     if _is_plain(model):
         return _of_list(model._modules.values(), None, model._modules)
     raise ConfigError(
-        f"a {type(model).__name__} is cut where its submodules begin: pass split=[...] with some of their names "
-        f"({_children_of(model)}), {LIST_INSTEAD}"
+        f"a {type(model).__name__} is cut where its submodules begin: pass a number of layers (split=3), or "
+        f"split=[...] with some of their names ({children_of(model)}), {LIST_INSTEAD}"
     )
 
 
@@ -199,7 +196,7 @@ def _check_names(model: nn.Module, split: Sequence[str]) -> None:
             parent = name
             while parent not in known:
                 parent = parent.rpartition(".")[0]
-            raise ConfigError(f"unknown submodule {name!r}{hint} ({_children_of(known[parent], parent)})")
+            raise ConfigError(f"unknown submodule {name!r}{hint} ({children_of(known[parent], parent)})")
     for number, name in enumerate(split):
         if name in split[:number]:
             raise ConfigError(f"split names {name!r} twice; name each beginning of a layer once")
@@ -207,14 +204,5 @@ def _check_names(model: nn.Module, split: Sequence[str]) -> None:
             if name.startswith(f"{other}."):
                 raise ConfigError(
                     f"split names {other!r} and {name!r}, which lies within it; to cut {other!r} itself, name the "
-                    f"first of its submodules that is called instead ({_children_of(known[other], other)})"
+                    f"first of its submodules that is called instead ({children_of(known[other], other)})"
                 )
-
-
-def _children_of(module: nn.Module, path: str = "") -> str:
-    """Names for a message; of many, the first."""
-    names = [f"{path}.{name}" if path else name for name, _ in module.named_children()]
-    if not names:
-        return f"{path or type(module).__name__!r} has no submodules"
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"the submodules of {path or type(module).__name__}: {', '.join(names[:_SHOWN])}{more}"

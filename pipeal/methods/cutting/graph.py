@@ -23,7 +23,7 @@ from pipeal.core.tree import Tree
 from pipeal.methods.cutting.crossing import Kind, answer_of, crossing_at, masks_of, reads_shape, shared_by_all
 from pipeal.methods.cutting.piece import Piece, TrainingFlag, for_each_sample, of_one_sample, shape_alone
 from pipeal.methods.cutting.symbols import FLAG
-from pipeal.methods.cutting.tracing import parents, trace_model
+from pipeal.methods.cutting.tracing import children_of, parents, trace_model
 
 
 def cut_graph(model: nn.Module, split: Sequence[str], sample: Tree = None) -> list[tuple[str, Piece]]:
@@ -41,7 +41,7 @@ def cut_graph(model: nn.Module, split: Sequence[str], sample: Tree = None) -> li
     """
     traced = trace_model(model, {parent for name in split for parent in parents(name)}, sample, split)
     graph, root = traced.graph, traced.root
-    piece_of = _assign(graph, split)
+    piece_of = _assign(graph, split, model)
     numbers = sorted(set(piece_of.values()))
     masks = masks_of(traced)
     crossing = {number: crossing_at(graph, piece_of, number, split[number - 1], masks) for number in numbers[1:]}
@@ -68,7 +68,7 @@ def out_of_order(called: Sequence[str], given: Sequence[str]) -> str:
     return f"split has {', '.join(given)}, but the forward calls them in another order; pass {', '.join(called)}"
 
 
-def _assign(graph: fx.Graph, split: Sequence[str]) -> dict[fx.Node, int]:
+def _assign(graph: fx.Graph, split: Sequence[str], model: nn.Module) -> dict[fx.Node, int]:
     """The number of the piece of each node that computes: 0 before the first named submodule.
 
     There is no piece 0 if no submodule is called there: what is done to the input first then belongs to piece 1.
@@ -78,7 +78,11 @@ def _assign(graph: fx.Graph, split: Sequence[str]) -> dict[fx.Node, int]:
     for name in split:
         if called.count(name) != 1:
             times = "not called" if name not in called else f"called {called.count(name)} times"
-            raise ConfigError(f"{name!r} is {times} in the forward; a layer begins at a submodule that is called once")
+            part = model.get_submodule(name)
+            within = f" ({children_of(part, name)})" if isinstance(part, nn.ModuleList | nn.ModuleDict) else ""
+            raise ConfigError(
+                f"{name!r} is {times} in the forward; a layer begins at a submodule that is called once{within}"
+            )
     if called != list(split):
         raise ConfigError(out_of_order(called, split))
     calls = [node.target for node in graph.nodes if node.op == "call_module" and node.target != FLAG]

@@ -2,7 +2,8 @@
 
 Counted, not timed, so that the same network is cut the same everywhere: three times the FLOPs of a forward, for its
 backward takes two products for each; and the memory that is gone through, which takes as long as ten FLOPs a byte:
-activations three times, weights seven times, as Adam does.
+activations three times, weights seven times, as Adam does. Counted for a batch of 64, however many rows the sample has:
+else the cuts would move with them, and what was saved after one sample would not load after another.
 """
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from pipeal.core.errors import ConfigError
+from pipeal.core.errors import ConfigError, first_line
 from pipeal.core.flops import counting
 from pipeal.core.partition import balance
-from pipeal.core.tree import Tree, batch_size, tensors
+from pipeal.core.tree import Tree, batch_size, describe, shapes_of, tensors
 from pipeal.methods.cutting.probe import brought, probing
 from pipeal.methods.cutting.tracing import parents, trace_model
 
 _FLOPS_PER_BYTE = 10
 _FORWARDS = 3
+_ROWS = 64
 _ACTIVATIONS = 3
 _WEIGHTS = 7
 
@@ -39,7 +41,7 @@ def names_for(model: nn.Module, count: int, sample: Tree) -> list[str]:
         sample: A batch of inputs, the batch first.
 
     Raises:
-        ConfigError: The forward cannot be followed, or there are fewer such submodules.
+        ConfigError: The forward cannot be followed, or does not take the sample, or there are fewer such submodules.
     """
     have = sum(_has_matrix(part.parameters(recurse=False)) for part in model.modules())
     if have < count:
@@ -48,7 +50,7 @@ def names_for(model: nn.Module, count: int, sample: Tree) -> list[str]:
         )
     around, closed = _with_sequences(model, ()), set[str]()
     while True:
-        costs = _costs(model, around, sample)
+        costs, turned = _costs(model, around, sample)
         share = sum(cost for _, cost in costs) / count
         few = len(costs) < count
         large = [
@@ -69,8 +71,9 @@ def names_for(model: nn.Module, count: int, sample: Tree) -> list[str]:
             break
     if len(costs) < count:
         found = ", ".join(name for name, _ in costs if name)
+        why = f"; {turned[0]}, not the batch first (GRU, LSTM and attention take batch_first=True)" if turned else ""
         raise ConfigError(
-            f"split is {count}, but there are only {len(costs)} parts that a layer can be made of: {found}"
+            f"split is {count}, but there are only {len(costs)} parts that a layer can be made of: {found}{why}"
         )
     *starts, _ = accumulate(balance([cost for _, cost in costs], count))
     return [costs[start][0] for start in starts]
@@ -88,11 +91,12 @@ def grouped(modules: Sequence[nn.Module], count: int, sample: Tree) -> list[int]
         ConfigError: There are fewer modules with such a matrix.
     """
     sizes, costs, x = list[int](), list[float](), sample
+    rows = batch_size(sample)
     for module in modules:
         weights = list(module.parameters())
         with probing(module):
             x = brought(x, module)
-            cost, x = _cost(module, (x,), {}, weights)
+            cost, x = _cost(module, (x,), weights, rows)
         if not sizes or _has_matrix(weights):
             sizes.append(0)
             costs.append(0.0)
@@ -108,12 +112,14 @@ def _has_matrix(weights: Iterable[Tensor]) -> bool:
     return any(one.dim() > 1 for one in weights)
 
 
-def _costs(model: nn.Module, around: Iterable[str], sample: Tree) -> list[tuple[str, float]]:
-    """What can begin a part and what it costs up to the next; first, without a name, what comes before."""
+def _costs(model: nn.Module, around: Iterable[str], sample: Tree) -> tuple[list[tuple[str, float]], list[str]]:
+    """What can begin a part and what it costs up to the next, first, without a name, what comes before; and what could
+    if what it takes had the batch first, with its shape."""
     traced = trace_model(model, list(around), sample)
     called = [node.target for node in traced.graph.nodes if node.op == "call_module"]
     whole = fx.GraphModule(traced.root, traced.graph)
     found: list[tuple[str, float]] = [("", 0.0)]
+    turned: list[str] = []
 
     class Counting(fx.Interpreter):
         def run_node(self, n: fx.Node) -> Any:
@@ -122,25 +128,37 @@ def _costs(model: nn.Module, around: Iterable[str], sample: Tree) -> list[tuple[
                 weights = list(self.fetch_attr(str(n.target)).parameters())
                 name = str(n.target).removeprefix("model.")
                 known = name != n.target and called.count(n.target) == 1 and _has_matrix(weights)
-                if known and batch_size(traced.values.get(n.all_input_nodes[0])) == batch_size(sample):
-                    found.append((name, 0.0))
-            cost, out = _cost(super().run_node, (n,), {}, weights)
+                if known and n.all_input_nodes:  # none: a parametrization, which is given the weights within it
+                    given = traced.values.get(n.all_input_nodes[0])
+                    if batch_size(given) == batch_size(sample):
+                        found.append((name, 0.0))
+                    elif given is not None:
+                        shape = describe(shapes_of(given))
+                        turned.append(f"{name!r} is given {shape} for a batch of {batch_size(sample)}")
+            cost, out = _cost(super().run_node, (n,), weights, batch_size(sample))
             found[-1] = (found[-1][0], found[-1][1] + cost)
             return out
 
-    with probing(whole):
-        Counting(whole, graph=traced.graph).run(sample)
+    try:
+        with probing(whole):
+            Counting(whole, graph=traced.graph).run(brought(sample, whole))
+    except Exception as error:  # whatever a user's forward raises
+        raise ConfigError(
+            f"{type(model).__name__} does not take the sample, {describe(shapes_of(sample))}: {first_line(error)}; "
+            "expected a batch of inputs, the batch first, without their targets"
+        ) from error
     (_, before), *rest = found
     # What comes before the first of them is a part of it: a shape that is read, or a norm.
-    return [(rest[0][0], rest[0][1] + before), *rest[1:]] if rest else found
+    return [(rest[0][0], rest[0][1] + before), *rest[1:]] if rest else found, turned
 
 
-def _cost(run: Any, args: tuple[Any, ...], kwargs: dict[str, Any], weights: Sequence[Tensor]) -> tuple[float, Any]:
+def _cost(run: Any, args: tuple[Any, ...], weights: Sequence[Tensor], rows: int) -> tuple[float, Any]:
     with counting() as counter:
-        out = run(*args, **kwargs)
+        out = run(*args)
     made = tensors(out) if isinstance(out, Tensor | tuple | list | dict) else []
-    moved = _ACTIVATIONS * _bytes(made) + _WEIGHTS * _bytes(weights)
-    return _FORWARDS * counter.get_total_flops() + _FLOPS_PER_BYTE * moved, out
+    by_row = _FORWARDS * counter.get_total_flops() + _FLOPS_PER_BYTE * _ACTIVATIONS * _bytes(made)
+    # Whole numbers up to here, so that samples of all sizes give the same quotient, and the same ties.
+    return by_row * _ROWS / max(rows, 1) + _FLOPS_PER_BYTE * _WEIGHTS * _bytes(weights), out
 
 
 def _bytes(found: Iterable[Tensor]) -> int:

@@ -37,6 +37,10 @@ LIST_INSTEAD = (
 )
 
 
+_SHOWN = 16
+"""How many names a message lists."""
+
+
 @dataclass(frozen=True)
 class Traced:
     """The graph of a model's forward.
@@ -95,6 +99,15 @@ def parents(name: str) -> list[str]:
     return [".".join(places[:end]) for end in range(len(places) - 1, 0, -1)]
 
 
+def children_of(module: nn.Module, path: str = "") -> str:
+    """Names for a message; of many, the first."""
+    names = [f"{path}.{name}" if path else name for name, _ in module.named_children()]
+    if not names:
+        return f"{path or type(module).__name__!r} has no submodules"
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"the submodules of {path or type(module).__name__}: {', '.join(names[:_SHOWN])}{more}"
+
+
 def _place(at: TracebackType | None) -> str:
     """The line of a model's own code at which it raised, for a message."""
     found = ""
@@ -109,6 +122,9 @@ def _hint(model: nn.Module, split: Sequence[str]) -> str:
     """A hint for the message, by the kind of model."""
     if getattr(model, "aux_logits", False):
         return "build it with aux_logits=False: auxiliary heads work in training alone; or "
+    encoders = [name for name, part in model.named_modules() if isinstance(part, nn.TransformerEncoder)]
+    if any(name.startswith(f"{encoder}.") for name in split for encoder in encoders):
+        return f"call the modules of model.{encoders[0]}.layers one after the other in the forward of your own; or "
     lists = {name.rpartition(".")[0] for name in split if "." in name}
     found = sorted(name for name in lists if isinstance(model.get_submodule(name), nn.ModuleList))
     return f"pass list(model.{found[0]}), if they need nothing else; or " if found else ""
