@@ -79,6 +79,9 @@ class Feed:
         config: With every choice made.
         first: The first item's facts and tree.
         position: Where to go on; moves along, ahead of the item that is given.
+
+    Attributes:
+        total: How many batches all epochs have, if each has as many as the one under way; None before the first.
     """
 
     def __init__(self, experiment: Experiment, config: RunConfig, first: Item, position: FeedPosition) -> None:
@@ -86,6 +89,7 @@ class Feed:
         self._config = config
         self._first = first
         self.position = position
+        self.total: int | None = None
 
     def items(self) -> Generator[Item, None, None]:
         """All that are still to come."""
@@ -103,6 +107,7 @@ class Feed:
                         raise DataError(
                             f"the line stands behind batch {part.batches} of an epoch of {size}; begin a new one"
                         )
+                    self.total = at.batches - part.batches + (course.epochs - at.epoch) * size
                     scale = epoch_scale(course, at.epoch, size, at.batches - part.batches)
                     before_s, begin = part.seconds, perf_counter()
                     for batch in batches:

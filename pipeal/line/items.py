@@ -33,7 +33,7 @@ on its way down; a batch to answer; the answers of an epoch are complete; what a
 KINDS = (BEGIN, BATCH, EVALUATE, DECODER, ASK, ROW, LAYER, END)
 
 _FACTS: Mapping[str, Mapping[str, type]] = {
-    BEGIN: {"config": str, "blueprint": dict, "facts": dict},
+    BEGIN: {"asked": str, "config": str, "blueprint": dict, "facts": dict},
     BATCH: {"batch": int, "lr_scale": float, "updates": bool},
     EVALUATE: {"epoch": int, "part": dict},  # and from the second stage on what the layers before have lost
     DECODER: {"layer": int},

@@ -18,12 +18,13 @@ from pipeal.engine.runner.attention import attention_without_plans
 from pipeal.engine.runner.compiling import check_compile
 from pipeal.engine.runner.precision import check_precision, matmul_precision
 from pipeal.engine.sizes import layers_of_stages
-from pipeal.line.beginning import first_item, kept_choice, require_same_data
+from pipeal.line.beginning import first_item, kept_choice, require_same_config, require_same_data
 from pipeal.line.failures import Failures
 from pipeal.line.feed import Feed, FeedPosition
 from pipeal.line.incoming import Incoming
 from pipeal.line.items import BEGIN, END, Item, Packed
 from pipeal.line.line_file import LineFile, keys_of
+from pipeal.line.neighbour import Neighbour
 from pipeal.line.outgoing import Outgoing
 from pipeal.line.retained import Retained
 from pipeal.line.snapshots import Snapshots
@@ -91,8 +92,9 @@ class StageRun:
         self._largest_bytes = int(line.largest_mib * 2**20)
         self._retain_bytes = line.retain_mib * 2**20
         self._retained = Retained(self._retain_bytes)
+        self._neighbours: list[tuple[Incoming | Outgoing, Neighbour]] = []
         self._done = 0
-        self._ended = False
+        self._ended = self._finished = False
         self._failed_at_item = False
         self._wanted = False
         self._saved_at = monotonic()
@@ -159,8 +161,8 @@ class StageRun:
         first = first_item(experiment, config)
         self._feed = Feed(experiment, self._config_of(first.facts), first, FeedPosition())
 
-    def _config_of(self, begin: Mapping[str, Any]) -> Any:
-        return load_config(self._schema, values=document.parse(begin["config"], source="stage 0"))
+    def _config_of(self, begin: Mapping[str, Any], which: str = "config") -> Any:
+        return load_config(self._schema, values=document.parse(begin[which], source="stage 0"))
 
     def _take_up(self, saved: Checkpoint, experiment: Experiment | None) -> None:
         """Goes on from a snapshot.
@@ -171,6 +173,7 @@ class StageRun:
         state, counted = saved.state, saved.epoch()
         begin = state["begin"]
         if experiment is not None:
+            require_same_config(experiment, begin.get("asked"))
             require_same_data(experiment, begin["facts"])
             self._feed = Feed(experiment, self._config_of(begin), Item(BEGIN, begin), FeedPosition.of(state["feed"]))
         kept = [Packed.of_state(one) for one in counted["retained"]]
@@ -216,12 +219,15 @@ class StageRun:
                 number, address, keys, self.line.line, self._done, largest_bytes=largest, room_bytes=room
             )
             self._incoming.start()
+            self._neighbours.append((self._incoming, Neighbour(number - 1, address, listens=False)))
+            _log.info(f"stage {number} listens at {address} for stage {number - 1}")
         if not self._is_last and self._outgoing is None:
             address = stages[number + 1].address
             assert address is not None
             keys = keys_of(self.line, self.place.key, number, number + 1)
             self._outgoing = Outgoing(number, address, keys, self._retained, self.line.line)
             self._outgoing.start()
+            self._neighbours.append((self._outgoing, Neighbour(number + 1, address, listens=True)))
 
     def _work(self) -> None:
         items = None if self._feed is None else self._open.enter_context(closing(self._feed.items()))
@@ -245,7 +251,8 @@ class StageRun:
             if item.kind == BEGIN and self._worker is None:
                 self._build(item.facts, None if self._feed is None else self._feed.experiment, None)
                 if self._top is not None:
-                    self._top.begin(item.tree if isinstance(item.tree, dict) else {})
+                    files = item.tree if isinstance(item.tree, dict) else {}
+                    self._top.begin(self._config_of(item.facts, "asked"), files)
             if self._worker is None:
                 raise DataError(f"an item of the kind {item.kind} came first; begin the line anew")
             self._worker.handle(item)
@@ -375,6 +382,8 @@ class StageRun:
                     raise Interrupted(f"stage {self.number} was interrupted, and is saved", code)
             self._save()  # without what the next stage has: started again, this one waits for nobody who is done
             self._snapshots.settle(must=True)
+            self._finished = True
+            self._tell(at_once=True)  # before the last word: the next stage shows it
             self._outgoing.bye()
         if self._incoming is not None:
             while not self._incoming.bye and self._incoming.lost_s < _GRACE_S:
@@ -383,19 +392,24 @@ class StageRun:
                 self._tell()
                 if self._stop.code() is not None:
                     break
-        self._tell(state="finished")
+        self._finished = True
+        self._tell(at_once=True)
 
     def _leave(self) -> None:
         for end in (self._outgoing, self._incoming):
             if end is not None:
                 end.close()
         self._outgoing = self._incoming = None
+        self._neighbours.clear()
 
-    def _tell(self, state: str = "working") -> None:
+    def _tell(self, *, at_once: bool = False) -> None:
+        if not self._finished:  # then the others may leave
+            for end, neighbour in self._neighbours:
+                neighbour.look(connected=end.connected, away_s=end.lost_s)
         self._status.tell(
             lambda: StageStatus(
                 stage=self.number,
-                state=state,
+                state="finished" if self._finished else "working",
                 items=self._done,
                 batches=0 if self._worker is None else self._worker.next_batch,
                 saved=self._snapshots.saved,
@@ -406,10 +420,11 @@ class StageRun:
                 window=0 if self._outgoing is None else self._outgoing.window.size,
                 before=_peer(self._incoming),
                 after=_peer(self._outgoing),
+                total=None if self._feed is None else self._feed.total,
             ),
             below={} if self._incoming is None else self._incoming.statuses,
             pass_on=None if self._outgoing is None else self._outgoing.tell_status,
-            at_once=state != "working",
+            at_once=at_once,
         )
 
 

@@ -14,9 +14,11 @@ from pipeal.core.artifacts import ASKED, CHECKPOINTS, CONFIG, STATUS
 from pipeal.core.atomic import write_whole
 from pipeal.core.checked import checked
 from pipeal.core.errors import DataError
+from pipeal.core.methods import METHODS
 from pipeal.engine.state.layer_state import State
 from pipeal.line.feed import PART, PARTS
 from pipeal.line.items import Item
+from pipeal.reporting.progress import Progress
 from pipeal.reporting.recorders import write_json
 from pipeal.run.run_folder import last_told
 from pipeal.run.training import recorders_of
@@ -57,9 +59,14 @@ class Top:
         self._evaluated: Mapping[str, Any] = {}
         self._states: dict[int, State] = {}
         self._recorders = list(recorders_of(config, folder))
+        self._progress = Progress(epochs=config.train.epochs, label=METHODS[config.train.mode].label)
 
-    def begin(self, files: Mapping[str, Tensor]) -> None:
+    def begin(self, asked: RunConfig, files: Mapping[str, Tensor]) -> None:
         """Makes the folder, with the files that a trained model needs to read its input.
+
+        Args:
+            asked: The configuration of the line's file, by which a run is taken up again.
+            files: By name.
 
         Raises:
             DataError: Their names lead elsewhere, the folder holds another run, or the system refused to write.
@@ -71,7 +78,7 @@ class Top:
             raise DataError(f"{self.folder} holds another run; name another folder by --run")
         self._tell("running")  # first: by its line the folder is known again
         write_whole(CONFIG.at(self.folder), dump_config(self._config))
-        write_whole(ASKED.at(self.folder), dump_config(self._config))
+        write_whole(ASKED.at(self.folder), dump_config(asked))
         for name, content in files.items():
             write_whole(self.folder / name, bytes(content.numpy()).decode("utf-8"))
         self.record_again()
@@ -105,6 +112,7 @@ class Top:
         self._asked = {name: [] for name in PARTS}
         for recorder in self._recorders:
             recorder.write(row)
+        self._progress.end_epoch(row)
         self._tell("running")
 
     def take_layer(self, item: Item) -> None:

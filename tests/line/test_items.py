@@ -20,7 +20,7 @@ from pipeal.line.items import ASK, BATCH, BEGIN, DECODER, END, EVALUATE, LAYER, 
 from tests.line.frames import Frame
 
 FACTS: dict[str, dict[str, Any]] = {
-    BEGIN: {"config": "train: {}", "blueprint": {}, "facts": {"samples": 3}},
+    BEGIN: {"asked": "train: {}", "config": "train: {}", "blueprint": {}, "facts": {"samples": 3}},
     BATCH: {"batch": 3, "lr_scale": 0.5, "updates": True},
     EVALUATE: {"epoch": 1, "part": {"seconds": 0.5}},
     DECODER: {"layer": 1},
