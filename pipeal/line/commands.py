@@ -102,10 +102,10 @@ def run(*, file: str, stage: int, key: str | None, folder: str | None, run_folde
     finally:
         lock.release()
     last = len(line.stages) - 1
-    if stage == last:
-        _print_run(place.run)
-    else:
+    if stage < last:
         print(f"stage {stage} has done its part; the run lies with stage {last}, at {line.stages[last].address}")
+    elif place.run.is_dir():  # or, started once more after the end, it finds it moved
+        _print_run(place.run)
 
 
 def _print_run(folder: Path) -> None:

@@ -382,8 +382,9 @@ class StageRun:
                     raise Interrupted(f"stage {self.number} was interrupted, and is saved", code)
             self._save()  # without what the next stage has: started again, this one waits for nobody who is done
             self._snapshots.settle(must=True)
-            self._finished = True
-            self._tell(at_once=True)  # before the last word: the next stage shows it
+        self._finished = True
+        self._tell(at_once=True)  # before the last word: the next stage shows it
+        if self._outgoing is not None:
             self._outgoing.bye()
         if self._incoming is not None:
             while not self._incoming.bye and self._incoming.lost_s < _GRACE_S:
@@ -392,7 +393,6 @@ class StageRun:
                 self._tell()
                 if self._stop.code() is not None:
                     break
-        self._finished = True
         self._tell(at_once=True)
 
     def _leave(self) -> None:

@@ -83,11 +83,11 @@ class Top:
             write_whole(self.folder / name, bytes(content.numpy()).decode("utf-8"))
         self.record_again()
 
-    def record_again(self, status: str = "running") -> None:
+    def record_again(self) -> None:
         """Writes the rows so far, and no others."""
         for recorder in self._recorders:
             recorder.rewrite(self.position.rows)
-        self._tell(status)
+        self._tell("running")
 
     def begin_evaluation(self, facts: Mapping[str, Any]) -> None:
         """An epoch was trained."""
@@ -148,7 +148,8 @@ class Top:
         self.position = Position.of(state["position"], [])
         self._evaluated, self._asked = state["evaluated"], state["asked"]
         self._states = {int(number): found for number, found in state["states"].items()}
-        self.record_again("finished" if ended else "running")
+        if not ended:  # or all is written, and one process may have gone on with the run since
+            self.record_again()
 
     def close(self) -> None:
         """Closes what it writes to."""

@@ -183,7 +183,9 @@ def test_how_a_line_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str], mon
     assert out.startswith(f"1 run in {tmp_path}\n")
 
 
-def test_one_process_goes_on_with_the_run_of_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_process_goes_on_with_the_run_of_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Symptom: it was refused, for a learning rate and a precision that nobody had asked for. Cause: what the line had
     chosen was kept as what was asked for."""
     line = trained(tmp_path)
@@ -195,7 +197,11 @@ def test_one_process_goes_on_with_the_run_of_a_line(tmp_path: Path, capsys: pyte
     code, _, err = run_command(text.command, capsys, *given, "--set=engine.sizes=null")
     assert code == 0, err
     assert "AL goes on after epoch 1" in err
-    assert len((out / "epochs.jsonl").read_text().splitlines()) == 2
+    rows = (out / "epochs.jsonl").read_text()
+    assert len(rows.splitlines()) == 2
+    monkeypatch.setattr("pipeal.line.stage_run._GRACE_S", 0.0)
+    assert ran(line, 1, capsys)[0] == 0
+    assert (out / "epochs.jsonl").read_text() == rows, "the last stage, started again, took the later epochs away"
 
 
 def test_a_configuration_that_was_edited_when_the_line_had_begun(
