@@ -29,7 +29,8 @@ from pipeal.planning.planner import TRIAL_BATCHES, balance_one_by_one
 from pipeal.run.build import Experiment
 from pipeal.run.choices import sample_batches
 from pipeal.run.duration import at_its_length
-from pipeal.run.find_run import run_of
+from pipeal.run.find_run import WHERE_DATA_IS, changes, run_of
+from pipeal.run.grid import is_in
 from pipeal.run.opening import engine_options
 from pipeal.training.checkpoint.resume import ResumedTraining
 from pipeal.training.checkpoint.store import Checkpoint
@@ -76,6 +77,7 @@ def first_item(experiment: Experiment, config: RunConfig, position: Mapping[str,
         files = {path.name: torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
                  for path in sorted(Path(folder).iterdir())}  # fmt: skip
     facts = {
+        "asked": dump_config(experiment.config),
         "config": dump_config(config),
         "blueprint": experiment.models.under(config).blueprint,
         "facts": dict(experiment.facts),
@@ -123,7 +125,7 @@ def kept_choice(folder: Path, line: LineFile, experiment: Experiment, device: st
     Raises:
         DataError: What was kept is not as it was written.
         PlacementError: There are more stages than layers, or the sizes do not fit.
-        ConfigError: The configuration does not fit the data.
+        ConfigError: The configuration does not fit the data, or is not what the line began with.
     """
     path = folder / "chosen.json"
     if path.exists():
@@ -132,9 +134,11 @@ def kept_choice(folder: Path, line: LineFile, experiment: Experiment, device: st
         except (OSError, ValueError) as error:
             raise DataError(f"{path}: {first_line(error)}; begin a new line") from error
         if found.get("line") == line.line:
+            require_same_config(experiment, found.get("asked"))
             return load_config(type(experiment.config), values=document.parse(found["config"], source="stage 0"))
     config = _chosen(experiment, line, device)
-    write_whole(path, json.dumps({"line": line.line, "config": dump_config(config)}) + "\n")
+    kept = {"line": line.line, "asked": dump_config(experiment.config), "config": dump_config(config)}
+    write_whole(path, json.dumps(kept) + "\n")
     return config
 
 
@@ -165,6 +169,30 @@ def _chosen(experiment: Experiment, line: LineFile, device: str) -> Any:
             )
     engine = replace(engine, devices=(device,) * stages, sizes=tuple(sizes), threads=threads)
     return replace(config, engine=engine, train=replace(train, precision=precision))
+
+
+def require_same_config(experiment: Experiment, asked: str | None) -> None:
+    """Refuses a configuration that the line did not begin with: stages have begun by the first one. Where the data is
+    may change.
+
+    Args:
+        experiment: Has the configuration of the line's file.
+        asked: What that had when the line began.
+
+    Raises:
+        ConfigError: A key is another one now.
+        DataError: An earlier version of pipeal began the line, and did not keep it.
+    """
+    if asked is None:
+        raise DataError("an earlier version of pipeal began the line; end it by that one, or begin a new line")
+    config = experiment.config
+    before = load_config(type(config), values=document.parse(asked, source="stage 0"))
+    for key, was, found in changes(before, config):
+        if not is_in(key, (*WHERE_DATA_IS, "out")):
+            raise ConfigError(
+                f"config: {key} is {found} in the line's file, but was {was} when the line began, and stays so; put it "
+                "back, or begin a new line with pipeal line init"
+            )
 
 
 def require_same_data(experiment: Experiment, before: Mapping[str, Any]) -> None:

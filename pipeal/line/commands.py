@@ -18,6 +18,7 @@ from pipeal.line.failures import Failures
 from pipeal.line.line_file import key_path, make_line, read_line
 from pipeal.line.stage_run import Place, StageRun
 from pipeal.line.status import read_status, status_table
+from pipeal.reporting.page import read_runs
 from pipeal.run.configure import named_config
 from pipeal.run.stopping import StopRequest
 from pipeal.run.train import KINDS
@@ -139,6 +140,20 @@ def run(*, file: str, stage: int, key: str | None, folder: str | None, run_folde
             StageRun(line, stage, place, stop).run()
     finally:
         lock.release()
+    last = len(line.stages) - 1
+    if stage < last:
+        print(f"stage {stage} has done its part; the run lies with stage {last}, at {line.stages[last].address}")
+    elif place.run.is_dir():  # or, started once more after the end, it finds it moved
+        _print_run(place.run)
+
+
+def _print_run(folder: Path) -> None:
+    """How it went, and where it lies."""
+    for run in read_runs(folder):
+        measure, (done, asked) = run.measure, run.epochs
+        best = "" if run.at_best is None else f", at best held-out {run.at_best}"
+        print(f"{run.dataset} {run.model}, {run.form}, {done}/{asked} epochs: {measure.test_name} {run.last}{best}")
+    print(f"files:    {folder}")
 
 
 def status(folder: str) -> None:

@@ -91,6 +91,9 @@ class Feed:
         position: Where to go on; moves along, ahead of the item that is given.
         states: Of the layers, where they do not begin with their first weights.
         checkpoint_epochs: So many epochs from one checkpoint to the next; None for none but at the end.
+
+    Attributes:
+        total: How many batches all epochs have, if each has as many as the one under way; None before the first.
     """
 
     def __init__(
@@ -108,6 +111,7 @@ class Feed:
         self._config = config
         self._first = first
         self.position = position
+        self.total: int | None = None
 
     def items(self) -> Generator[Item, None, None]:
         """All that are still to come."""
@@ -132,6 +136,7 @@ class Feed:
                         raise DataError(
                             f"the line stands behind batch {part.batches} of an epoch of {size}; begin a new one"
                         )
+                    self.total = at.batches - part.batches + (course.epochs - at.epoch) * size
                     scale = epoch_scale(course, at.epoch, size, at.batches - part.batches)
                     before_s, begin = part.seconds, perf_counter()
                     for batch in batches:

@@ -21,12 +21,13 @@ from pipeal.engine.runner.compiling import check_compile
 from pipeal.engine.runner.precision import check_precision, matmul_precision
 from pipeal.engine.sizes import layers_of_stages
 from pipeal.engine.state.layer_state import State
-from pipeal.line.beginning import end_of_epoch, first_item, kept_choice, require_same_data
+from pipeal.line.beginning import end_of_epoch, first_item, kept_choice, require_same_config, require_same_data
 from pipeal.line.failures import Failures
 from pipeal.line.feed import Feed, FeedPosition
 from pipeal.line.incoming import Incoming
 from pipeal.line.items import BEGIN, END, STATE, Item, Packed
 from pipeal.line.line_file import LineFile, keys_of
+from pipeal.line.neighbour import Neighbour
 from pipeal.line.outgoing import Outgoing
 from pipeal.line.retained import Retained
 from pipeal.line.snapshots import Snapshots
@@ -97,8 +98,9 @@ class StageRun:
         self._largest_bytes = int(line.largest_mib * 2**20)
         self._retain_bytes = line.retain_mib * 2**20
         self._retained = Retained(self._retain_bytes)
+        self._neighbours: list[tuple[Incoming | Outgoing, Neighbour]] = []
         self._done = 0
-        self._ended = False
+        self._ended = self._finished = False
         self._failed_at_item = False
         self._wanted = False
         self._saved_at = monotonic()
@@ -186,8 +188,8 @@ class StageRun:
         """On the first stage."""
         return None if self._feed is None else self._feed.experiment
 
-    def _config_of(self, begin: Mapping[str, Any]) -> Any:
-        return load_config(self._schema, values=document.parse(begin["config"], source="stage 0"))
+    def _config_of(self, begin: Mapping[str, Any], which: str = "config") -> Any:
+        return load_config(self._schema, values=document.parse(begin[which], source="stage 0"))
 
     def _take_up(self, saved: Checkpoint, experiment: Experiment | None) -> None:
         """Goes on from a snapshot.
@@ -198,6 +200,7 @@ class StageRun:
         state, counted = saved.state, saved.epoch()
         begin = state["begin"]
         if experiment is not None:
+            require_same_config(experiment, begin.get("asked"))
             require_same_data(experiment, begin["facts"])
             position = FeedPosition.of(state["feed"])
             before = None if position.handed is None else self._before(experiment)
@@ -259,7 +262,7 @@ class StageRun:
         self._worker = StageWorker(self.number, models, config, own, self._device, self._emit, states, self._top, first)
         self._open.callback(self._worker.close)
         if self._top is not None and self._files is not None:
-            self._top.begin(self._files, begin["position"])
+            self._top.begin(self._config_of(begin, "asked"), self._files, begin["position"])
             self._files = None
 
     def _connect(self) -> None:
@@ -273,6 +276,8 @@ class StageRun:
                 number, address, keys, self.line.line, self._done, largest_bytes=largest, room_bytes=room
             )
             self._incoming.start()
+            self._neighbours.append((self._incoming, Neighbour(number - 1, address, listens=False)))
+            _log.info(f"stage {number} listens at {address} for stage {number - 1}")
         if not self._is_last and self._outgoing is None:
             address = stages[number + 1].address
             assert address is not None
@@ -281,6 +286,7 @@ class StageRun:
                 number, address, keys, self._retained, self.line.line, connections=self.line.connections
             )
             self._outgoing.start()
+            self._neighbours.append((self._outgoing, Neighbour(number + 1, address, listens=True)))
 
     def _work(self) -> None:
         items = None if self._feed is None else self._open.enter_context(closing(self._feed.items()))
@@ -433,6 +439,9 @@ class StageRun:
                     raise Interrupted(f"stage {self.number} was interrupted, and is saved", code)
             self._save()  # without what the next stage has: started again, this one waits for nobody who is done
             self._snapshots.settle(must=True)
+        self._finished = True
+        self._tell(at_once=True)  # before the last word: the next stage shows it
+        if self._outgoing is not None:
             self._outgoing.bye()
         if self._incoming is not None:
             while not self._incoming.bye and self._incoming.lost_s < _GRACE_S:
@@ -441,19 +450,23 @@ class StageRun:
                 self._tell()
                 if self._stop.code() is not None:
                     break
-        self._tell(state="finished")
+        self._tell(at_once=True)
 
     def _leave(self) -> None:
         for end in (self._outgoing, self._incoming):
             if end is not None:
                 end.close()
         self._outgoing = self._incoming = None
+        self._neighbours.clear()
 
-    def _tell(self, state: str = "working") -> None:
+    def _tell(self, *, at_once: bool = False) -> None:
+        if not self._finished:  # then the others may leave
+            for end, neighbour in self._neighbours:
+                neighbour.look(connected=end.connected, away_s=end.lost_s)
         self._status.tell(
             lambda: StageStatus(
                 stage=self.number,
-                state=state,
+                state="finished" if self._finished else "working",
                 items=self._done,
                 batches=0 if self._worker is None else self._worker.next_batch,
                 saved=self._snapshots.saved,
@@ -464,10 +477,11 @@ class StageRun:
                 window=0 if self._outgoing is None else self._outgoing.window.size,
                 before=_peer(self._incoming),
                 after=_peer(self._outgoing),
+                total=None if self._feed is None else self._feed.total,
             ),
             below={} if self._incoming is None else self._incoming.statuses,
             pass_on=None if self._outgoing is None else self._outgoing.tell_status,
-            at_once=state != "working",
+            at_once=at_once,
         )
 
 

@@ -19,7 +19,8 @@ from pipeal.reporting.tables import Cell, table_text
 _EVERY_S = 1.0
 _log = logging.getLogger(__name__)
 
-STATUS_FILE = "status.json"
+STATUS_FILE = "stage.json"
+"""Not the name of a run's: the folder of a stage is none."""
 
 _Word: TypeAlias = Annotated[str, Field(max_length=40, pattern="^[ -~]*$")]  # shown in a terminal, on a peer's word
 _Count: TypeAlias = Annotated[int, Field(strict=True, ge=0, lt=2**62)]
@@ -42,6 +43,7 @@ class StageStatus:
         window: Items that may be on the way to the next stage.
         before: Whether the stage before is there.
         after: Likewise the next one.
+        total: How many batches all epochs have, as the first stage counts; None for others.
         rate: Batches per second since the status before.
         at: When it was told, in seconds of Unix time.
     """
@@ -58,6 +60,7 @@ class StageStatus:
     window: _Count
     before: _Word
     after: _Word
+    total: _Count | None = None
     rate: float = 0.0
     at: float = 0.0
 
@@ -147,6 +150,7 @@ def read_status(folder: Path) -> list[StageStatus]:
 def status_table(stages: Sequence[StageStatus]) -> str:
     """For people."""
     now = time()
+    total = next((one.total for one in stages if one.total is not None), None)
     columns = [
         "stage",
         "state",
@@ -165,7 +169,7 @@ def status_table(stages: Sequence[StageStatus]) -> str:
         [
             f"{one.stage}",
             one.state,
-            one.batches,
+            one.batches if total is None else f"{one.batches} of {total}",
             one.rate,
             one.window,
             one.waiting,

@@ -15,9 +15,11 @@ from pipeal.core.artifacts import ASKED, CHECKPOINTS, CONFIG, STATUS
 from pipeal.core.atomic import write_whole
 from pipeal.core.checked import checked
 from pipeal.core.errors import DataError, UntidyError
+from pipeal.core.methods import METHODS
 from pipeal.engine.state.layer_state import State
 from pipeal.line.feed import PART, PARTS
 from pipeal.line.items import Item
+from pipeal.reporting.progress import Progress
 from pipeal.reporting.recorders import write_json
 from pipeal.run.run_folder import last_told
 from pipeal.run.training import recorders_of
@@ -61,11 +63,13 @@ class Top:
         self._evaluated: Mapping[str, Any] = {}
         self._states: dict[int, State] = {}
         self._recorders = list(recorders_of(config, folder))
+        self._progress = Progress(epochs=config.train.epochs, label=METHODS[config.train.mode].label)
 
-    def begin(self, files: Mapping[str, Tensor], position: Mapping[str, Any]) -> None:
+    def begin(self, asked: RunConfig, files: Mapping[str, Tensor], position: Mapping[str, Any]) -> None:
         """Makes the folder, with the files that a trained model needs to read its input.
 
         Args:
+            asked: The configuration of the line's file, by which a run is taken up again.
             files: What they hold, by name.
             position: Of the training that the line goes on with; empty for a new one.
 
@@ -81,16 +85,16 @@ class Top:
             raise DataError(f"{self.folder} holds another run; name another folder by --run")
         self._tell("running")  # first: by its line the folder is known again
         write_whole(CONFIG.at(self.folder), dump_config(self._config))
-        write_whole(ASKED.at(self.folder), dump_config(self._config))
+        write_whole(ASKED.at(self.folder), dump_config(asked))
         for name, content in files.items():
             write_whole(self.folder / name, bytes(content.numpy()).decode("utf-8"))
         self.record_again()
 
-    def record_again(self, status: str = "running") -> None:
+    def record_again(self) -> None:
         """Writes the rows so far, and no others."""
         for recorder in self._recorders:
             recorder.rewrite(self.position.rows)
-        self._tell(status)
+        self._tell("running")
 
     def begin_evaluation(self, facts: Mapping[str, Any]) -> None:
         """An epoch was trained."""
@@ -115,6 +119,7 @@ class Top:
         self._asked = {name: [] for name in PARTS}
         for recorder in self._recorders:
             recorder.write(row)
+        self._progress.end_epoch(row)
         self._tell("running")
 
     def take_layer(self, item: Item) -> None:
@@ -167,7 +172,8 @@ class Top:
         self.position = Position.of(state["position"], [])
         self._evaluated, self._asked = state["evaluated"], state["asked"]
         self._states = {int(number): found for number, found in state["states"].items()}
-        self.record_again("finished" if ended else "running")
+        if not ended:  # or all is written, and one process may have gone on with the run since
+            self.record_again()
 
     def close(self) -> None:
         """Closes what it writes to."""

@@ -66,7 +66,7 @@ def at_length(config: Config, batches: int, *, quiet: bool = False) -> Config:
     if not quiet and chosen.warmup and lr.warmup is not None and 2 * lr.warmup > all_batches:
         _log.warning(
             f"the run has {all_batches} batches, {min(lr.warmup, all_batches)} of them warm-up: it will learn little; "
-            f"without train.lr.warmup, which was given, they are {usual_warmup}"
+            f"with --set train.lr.warmup=null they are {usual_warmup}"
         )
     found = replace(config, train=replace(train, lr=chosen))
     refuse_rising(found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import re
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
@@ -27,10 +28,15 @@ _log = logging.getLogger(__name__)
 _ABANDONED_S = 600.0
 """How long a folder may be in the making: it takes less than a second."""
 
+WHERE_DATA_IS = (
+    *("data.root", "data.text", "data.download", "data.workers", "data.file", "data.test_file"),
+    *("data.prefetch", "data.cache", "data.cache_dir"),
+)
+"""Where a run has its data from, and how it is read."""
+
 _FREE = (
     *("engine", "out", "train.epochs", "train.checkpoint", "train.on_non_finite", "train.tensorboard"),
-    *("train.exit_tolerance", "data.root", "data.text", "data.download", "data.workers"),
-    *("data.file", "data.test_file", "data.prefetch", "data.cache", "data.cache_dir"),
+    *("train.exit_tolerance", *WHERE_DATA_IS),
 )
 """How a run is executed, where its data is, how long it goes: what may differ when it is taken up again."""
 
@@ -179,18 +185,24 @@ def _named(path: Path, config: RunConfig) -> RunFolder:
             f"--resume {path}: no run there; expected the folder of a run or checkpoint, or auto or never"
         )
     asked = load_config(type(config), ASKED.at(path))
-    now_asked = all_values(config)
-    for key, before in all_values(asked).items():
-        if (now := now_asked[key]) != before and (key in _DECISIVE or not is_in(key, _FREE)):
+    for key, before, now in changes(asked, config):
+        if key in _DECISIVE or not is_in(key, _FREE):
             raise ConfigError(
-                f"--resume {path}: its run has {key} {_shown(before)}, this command {_shown(now)}; give the same, or "
-                "--resume never"
+                f"--resume {path}: its run has {key} {before}, this command {now}; give the same, or --resume never"
             )
     with refusals_told(f"--resume {path}: cannot work there", kind=ConfigError):
         lock = FileLock.take(LOCK.at(path))
     if lock is None:
         raise ConfigError(f"--resume {path}: another process works at this run; wait for it, or end it")
     return RunFolder(path, config, asked=asked, lock=lock)
+
+
+def changes(before: RunConfig, now: RunConfig) -> Iterator[tuple[str, str, str]]:
+    """The keys that differ, with what they were and are, for messages."""
+    values = all_values(now)
+    for key, value in all_values(before).items():
+        if values[key] != value:
+            yield key, _shown(value), _shown(values[key])
 
 
 def _shown(value: object) -> str:

@@ -84,7 +84,7 @@ def test_what_is_given_stays_and_what_was_settled_is_settled(
     if epochs * batches >= 250:
         assert not said
     if base is not None and warmup is not None:
-        assert all("which was given" in line for line in said)
+        assert all("train.lr.warmup=null" in line for line in said)
 
 
 def test_a_rate_may_end_at_what_the_length_of_the_run_chooses_and_no_higher() -> None:
@@ -104,8 +104,8 @@ def test_a_given_warm_up_that_takes_most_of_the_run_is_told_and_left_alone(warmu
     config, said = settled(54, epochs=1, lr=LrConfig(base=1e-3, warmup=warmup))
     assert config.train.lr.warmup == warmup
     assert said == [
-        f"the run has 54 batches, {min(54, warmup)} of them warm-up: it will learn little; without train.lr.warmup, "
-        "which was given, they are 10"
+        f"the run has 54 batches, {min(54, warmup)} of them warm-up: it will learn little; with --set "
+        "train.lr.warmup=null they are 10"
     ] * told  # fmt: skip
 
 
@@ -165,7 +165,7 @@ def test_it_is_written_once_repeated_by_its_file_and_kept_by_a_run_that_goes_on(
     code, _, err = leaves(capsys, *longer, "--epochs=2")
     assert code == 0, err
     assert load_config(TextConfig, folder / "config.yaml").train == replace(first.train, epochs=2)
-    assert "which was given" not in err
+    assert "train.lr.warmup=null" not in err
 
 
 def test_images_are_counted_as_their_batches_are(said: list[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import threading
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from pipeal.cli import runs, text
 from pipeal.cli.line import command
 from pipeal.config import document
 from pipeal.core.errors import DataError, Interrupted, LineError
@@ -152,9 +154,76 @@ def test_how_a_line_stands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     line = trained(tmp_path)
     code, out, _ = run_command(command, capsys, "status", str(place_of(line, 1).folder))
     assert code == 0
-    assert out.count("finished") >= 1
     assert "the line" in out
+    batches = re.findall(r"\| finished +\| (\d+) of (\d+) ", out)
+    assert len(batches) == 2, "the first one was said to be at work for ever"
+    assert {*batches[0], *batches[1]} == {batches[0][1]}
     told_one_line("name the folder of a stage", *run_command(command, capsys, "status", str(tmp_path / "nowhere")))
+
+
+def test_how_a_line_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Symptom: all stages ended without a word of what had come of it, or where it was; and folders of stages were
+    listed beside the run."""
+    monkeypatch.setattr("pipeal.line.stage_run._GRACE_S", 0.0)
+    line = trained(tmp_path)
+    run = tmp_path / "run"
+    (row,) = (json.loads(text) for text in (run / "epochs.jsonl").read_text().splitlines())
+    told = f"test {row['test_acc']:.4f}"
+    assert re.search(rf"^AL  epoch 1/1  train \d.*  {told}  ", capsys.readouterr().err, re.MULTILINE)
+    code, out, _ = ran(line, 1, capsys)
+    assert code == 0
+    test = f"{row['test_acc']:.4f}"
+    assert f"agnews lstm, AL, 1/1 epochs: test accuracy {test}, at best held-out {test}\n" in out
+    assert f"files:    {run}\n" in out
+    code, out, _ = ran(line, 0, capsys)
+    assert (code, out) == (
+        0, f"stage 0 has done its part; the run lies with stage 1, at {read_line(line).stages[1].address}\n",
+    )  # fmt: skip
+    _, out, _ = run_command(runs.command, capsys, str(tmp_path))
+    assert out.startswith(f"1 run in {tmp_path}\n")
+
+
+def test_one_process_goes_on_with_the_run_of_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Symptom: it was refused, for a learning rate and a precision that nobody had asked for. Cause: what the line had
+    chosen was kept as what was asked for."""
+    line = trained(tmp_path)
+    config, out = read_line(line).config, tmp_path / "run"
+    assert config["train"]["lr"]["base"] is None
+    asked = tmp_path / "asked.yaml"
+    asked.write_text(document.dump(config))
+    given = ["agnews", "lstm", f"--config={asked}", "--devices=cpu", "--epochs=2", f"--resume={out}"]
+    code, _, err = run_command(text.command, capsys, *given, "--set=engine.sizes=null")
+    assert code == 0, err
+    assert "AL goes on after epoch 1" in err
+    rows = (out / "epochs.jsonl").read_text()
+    assert len(rows.splitlines()) == 2
+    monkeypatch.setattr("pipeal.line.stage_run._GRACE_S", 0.0)
+    assert ran(line, 1, capsys)[0] == 0
+    assert (out / "epochs.jsonl").read_text() == rows, "the last stage, started again, took the later epochs away"
+
+
+def test_a_configuration_that_was_edited_when_the_line_had_begun(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Symptom: it was left aside without a word."""
+    line = trained(tmp_path)
+    content = document.parse(line.read_text(), source="")
+    config = content["config"]
+    edited = {**content, "config": {**config, "train": {**config["train"], "epochs": 5}}}
+    told = (
+        r"config: train\.epochs is 5 in the line's file, but was 1 when the line began, and stays so; put it back, or"
+    )
+    line.write_text(document.dump(edited))
+    told_one_line(told, *ran(line, 0, capsys))
+    assert not list(tmp_path.glob("stage-*/failure.json"))
+    moved = shutil.copytree(tmp_path / "data", tmp_path / "elsewhere")
+    line.write_text(document.dump({**content, "config": {**config, "data": {**config["data"], "root": str(moved)}}}))
+    assert ran(line, 0, capsys)[0] == 0, "data may lie elsewhere"
+    shutil.rmtree(place_of(line, 0).folder / "snapshots")  # it dies before its first one
+    line.write_text(document.dump(edited))
+    told_one_line(told, *ran(line, 0, capsys))
 
 
 def supervised(line: Path, attempts: int, **options: Any) -> list[list[BaseException]]:

@@ -58,6 +58,12 @@ def test_stages_are_in_order_of_their_numbers(tmp_path: Path) -> None:
     assert all(word in table for word in ("working", "connected", "item 4"))
 
 
+def test_all_stages_are_held_against_what_the_first_one_counts() -> None:
+    table = status_table([replace(ONE, total=8), replace(ONE, stage=1, batches=5)])
+    assert "6 of 8" in table
+    assert "5 of 8" in table
+
+
 def test_a_status_without_a_snapshot_has_a_table_too() -> None:
     assert "-" in status_table([replace(ONE, saved=None, saved_at=None)])
 
