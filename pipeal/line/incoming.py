@@ -91,7 +91,10 @@ class Incoming(End):
         known = key.decode() == self._allowed
         try:
             if not known:
-                self.refusals.tell(f"a connection with an unknown key ({key.decode()}) was refused")
+                self.refusals.tell(
+                    f"a connection with an unknown key ({key.decode()}) was refused; a stage of this line needs the "
+                    "files of the same pipeal line init"
+                )
         except Exception as error:  # noqa: BLE001  such as a log that is closed: the authenticator would end silently
             self.fail(error)
         return known
@@ -269,6 +272,8 @@ def _bind(made: Any, address: str) -> None:
     for where in dict.fromkeys((own, "*")):
         try:
             made.bind(f"tcp://{where}:{port}")
+            if where == "*":
+                log.info(f"{host} is no address of this machine alone; port {port} of all of its addresses is open")
             return
         except zmq.ZMQError as error:
             if error.errno == zmq.EADDRINUSE:

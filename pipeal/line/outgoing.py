@@ -45,6 +45,7 @@ class Outgoing(End):
         self.window = Window()
         self.sent = 0
         self._session = 0
+        self._joined = 0
         self._standing: set[int] = set()
         self._told_refused = False
         for _ in range(connections):  # one socket's connections to one address would be one
@@ -56,7 +57,7 @@ class Outgoing(End):
             made.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
             made.setsockopt(zmq.CONNECT_TIMEOUT, 5000)  # the system's own tries get rarer for minutes
             made.curve_serverkey = keys.peer.encode()
-            made.connect(f"tcp://{address}")
+        self._join()  # the others when this one stands: a stage that is refused is so once at a time
 
     def ask_for_snapshot(self) -> None:
         """Has the next stage save, so that what it covers can go."""
@@ -73,6 +74,8 @@ class Outgoing(End):
     def _hear_of(self, event: Mapping[str, Any], number: int) -> None:
         kind = event["event"]
         if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            while self._joined < len(self._sockets):
+                self._join()
             self._standing.add(number)
             self._told_refused = False
             self._begin()
@@ -83,7 +86,14 @@ class Outgoing(End):
             self.set_connected(False)
         elif kind & REFUSED and not self._told_refused:
             self._told_refused = True
-            log.warning(f"stage {self.stage + 1} at {self.address} refuses this stage's key, or has another one")
+            log.warning(
+                f"stage {self.stage + 1} at {self.address} refuses this stage's key, or has another one; both need the "
+                "files of the same pipeal line init"
+            )
+
+    def _join(self) -> None:
+        self._sockets[self._joined].connect(f"tcp://{self.address}")
+        self._joined += 1
 
     def _begin(self) -> None:
         """Begins a session, if all connections stand: what was on the way over one that broke is asked for again."""

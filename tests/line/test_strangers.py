@@ -123,7 +123,8 @@ def test_a_server_with_another_key_is_sent_nothing(said: list[str]) -> None:
             until(lambda: said)
             assert not server.socket.poll(500)
             assert not sender.connected
-        assert said == [f"stage 1 at {one.address} refuses this stage's key, or has another one"]
+        assert len(said) == 1
+        assert said[0].startswith(f"stage 1 at {one.address} refuses this stage's key, or has another one; both need")
         assert taken(one.receive(), 1) == [(0, 0)]
 
 
