@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,11 +33,21 @@ class LocalLayer(nn.Module, ABC):
 
     Attributes:
         opt: The optimizer; a layer with several overrides :meth:`optimizers`.
+        draws_from_default: Of a class, whether its forward may draw from PyTorch's default generators, as ``F.dropout``
+            does; the engine then keys what it draws, at some microseconds per operator. True unless it says False.
         scaler: What scales the losses, in fp16; None otherwise.
         origin: Where what is on the meta device gets its numbers from, beside ``reset_parameters``; None for nothing.
     """
 
     opt: torch.optim.Optimizer
+    draws_from_default: bool
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        """A method's layer may draw by any operator unless it says otherwise itself: it is not trusted as the other
+        classes of this package are (:func:`pipeal.core.rng.may_draw`), since anyone's method has its file here."""
+        super().__init_subclass__(**keywords)
+        if "draws_from_default" not in vars(cls):
+            cls.draws_from_default = True
 
     def __init__(self) -> None:
         super().__init__()
