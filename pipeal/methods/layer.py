@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipeal.core.errors import ConfigError, PlacementError, ScheduleError
+from pipeal.core.errors import ConfigError, LayerError, PlacementError, ScheduleError
 from pipeal.core.materialize import Origin, is_on_meta
 from pipeal.core.modules import device_of
 from pipeal.core.protocols import DOWN, TURN, UP, Path, check_path, through_blocks
@@ -36,6 +36,7 @@ class LocalLayer(nn.Module, ABC):
         draws_from_default: Of a class, whether its forward may draw from PyTorch's default generators, as ``F.dropout``
             does; the engine then keys what it draws, at some microseconds per operator. True unless it says False.
         scaler: What scales the losses, in fp16; None otherwise.
+        most_losses: How many its method has names for; None where it is of none.
         origin: Where what is on the meta device gets its numbers from, beside ``reset_parameters``; None for nothing.
     """
 
@@ -53,11 +54,22 @@ class LocalLayer(nn.Module, ABC):
         super().__init__()
         self.scaler: LossScaler | None = None
         self.origin: Origin | None = None
+        self.most_losses: int | None = None
+        self._is_checked = False
         self._graph: tuple[Tensor, ...] | None = None
         self._losses: tuple[Tensor, ...] | None = None
 
     def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
-        """Those of the layer; together they have all its parameters."""
+        """Those of the layer; together they have all its parameters.
+
+        Raises:
+            LayerError: There is no ``opt``.
+        """
+        if "opt" not in vars(self):
+            raise LayerError(
+                f"a layer, {type(self).__name__}, has no optimizer; set self.opt = open_optimizer(optimizer, self, lr) "
+                "at the end of its __init__"
+            )
         return (self.opt,)
 
     @abstractmethod
@@ -71,7 +83,12 @@ class LocalLayer(nn.Module, ABC):
         Args:
             losses: In the order of the method's names.
             weights: What each counts for in the gradients; it is reported as it is. None for 1 each.
+
+        Raises:
+            LayerError: One is no tensor of one number; there are more than the method has names for, or not as many as
+                weights.
         """
+        self._check(losses, weights)
         weighted = losses if weights is None else tuple(w * loss for w, loss in zip(weights, losses, strict=True))
         self._graph = weighted if torch.is_grad_enabled() else None
         self._losses = tuple(loss.detach() for loss in losses)
@@ -94,8 +111,14 @@ class LocalLayer(nn.Module, ABC):
         torch.autograd.backward(losses if self.scaler is None else self.scaler.scaled(losses))
 
     def update(self) -> None:
-        """Steps the optimizers and clears their gradients."""
+        """Steps the optimizers and clears their gradients.
+
+        Raises:
+            LayerError: Before the first step: none of them has one of the parameters.
+        """
         optimizers = self.optimizers()
+        if not self._is_checked:
+            self._check_optimizers()
         if self.scaler is None:
             step_and_clear(optimizers)
             return
@@ -159,10 +182,45 @@ class LocalLayer(nn.Module, ABC):
         """How many parameters serve training alone: all others."""
         return sum(self.block_parameters().values()) - self.effective_parameters(last=last)
 
+    def _check(self, losses: Sequence[Tensor], weights: Sequence[float] | None) -> None:
+        for number, loss in enumerate(losses, start=1):
+            if not isinstance(loss, Tensor):
+                raise LayerError(
+                    f"loss {number} that keep() got is of the class {type(loss).__name__}, which has no gradient; "
+                    "expected a tensor of one number: leave .item(), float() and the like away"
+                )
+            if loss.numel() != 1:
+                raise LayerError(
+                    f"loss {number} that keep() got has the shape {tuple(loss.shape)}; expected one number: "
+                    "take its mean()"
+                )
+        if weights is not None and len(weights) != len(losses):
+            raise LayerError(f"keep() got {len(losses)} losses, and weights for {len(weights)}; expected one for each")
+        if self.most_losses is not None and len(losses) > self.most_losses:
+            raise LayerError(
+                f"keep() got {len(losses)} losses, but the method's line of pipeal.core.methods.METHODS has names for "
+                f"{self.most_losses}; name each loss there, or add up those that are one"
+            )
+
+    def _check_optimizers(self) -> None:
+        """Refuses to leave a parameter as it is without a word."""
+        updated = {id(p) for opt in self.optimizers() for group in opt.param_groups for p in group["params"]}
+        left = [name for name, p in self.named_parameters() if p.requires_grad and id(p) not in updated]
+        if left:
+            raise LayerError(
+                f"no optimizer of the layer, {type(self).__name__}, has its parameters {', '.join(left[:4])}"
+                f"{', …' if len(left) > 4 else ''}, which would never learn; open it after all modules are "
+                "there, as open_optimizer(optimizer, self, lr), or freeze them (requires_grad_(False))"
+            )
+        self._is_checked = True
+
     def _taken_graph(self) -> tuple[Tensor, ...]:
         """The losses to go back from, which are let go: with them goes the graph."""
         if self._graph is None:
-            raise ScheduleError("backward() without a forward(): call layer(x, y) first, with gradients enabled")
+            raise ScheduleError(
+                "backward() without a forward() that kept losses: call layer(x, y) first, with gradients enabled; the "
+                "forward of a layer of your own gives them to keep()"
+            )
         graph, self._graph = self._graph, None
         return graph
 
