@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -20,6 +21,7 @@ from pipeal.core.tree import Tree
 from pipeal.methods import Network, make_layers
 from pipeal.methods.layer import LocalLayer
 from pipeal.methods.optimizers import open_optimizer
+from pipeal.models import TextDims, build_text
 from pipeal.training.evaluation import accuracy
 
 BATCHES = [(torch.randn(6, 4), torch.arange(6) % 3) for _ in range(2)]
@@ -190,3 +192,32 @@ def test_a_loss_without_a_name_is_told_at_the_first_batch(monkeypatch: pytest.Mo
     made_by(monkeypatch, 2)[0](*BATCHES[0])
     with pytest.raises(LayerError, match=r"2 losses, but .*METHODS has names for 1; name each"):
         made_by(monkeypatch, 1)[0](*BATCHES[0])
+
+
+def test_the_method_of_the_documentation_trains_alike_on_one_stage_and_on_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page's program is run by tests/test_docs.py, too, but only trained here: of a text model, whose features are a
+    nesting of tensors."""
+    page = (Path(__file__).parents[2] / "docs" / "your-own-method.md").read_text("utf-8")
+    code = next(block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "def make_layers" in block)
+    module = ModuleType("pipeal.methods.drawn")
+    entry = next(line for line in page.splitlines() if line.startswith('Method("drawn"'))
+    vars(module).update(Method=Method, Loss=Loss)
+    exec(compile(f"{code}\nENTRY = {entry.rstrip(',')}", "your-own-method.md", "exec"), vars(module))
+    method = module.ENTRY
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(METHODS, "drawn", method)  # type: ignore[misc]
+    found = []
+    for devices in ("cpu", "cpu*2"):
+        torch.manual_seed(0)
+        dims = TextDims(embedding=6, hidden=4)
+        options = {"margin": 0.3}
+        package = build_text("lstm", "drawn", vocab_size=11, classes=3, dims=dims, method_options=options)  # type: ignore[arg-type]
+        batches = [(torch.arange(20).view(4, 5) % 11, torch.arange(4) % 3) for _ in range(3)]
+        with Pipeline(package, devices, threads=1) as pipe:
+            report = pipe.run(batches)
+            assert pipe.predict(batches[0][0]).shape == (4, 3)
+        assert all(losses.shape == (3, len(method.losses)) for losses in report.losses)
+        found.append(package.state_dict())
+    one, two = found
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[name], two[name]) for name in one)
