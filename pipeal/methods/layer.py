@@ -55,7 +55,6 @@ class LocalLayer(nn.Module, ABC):
         self.scaler: LossScaler | None = None
         self.origin: Origin | None = None
         self.most_losses: int | None = None
-        self._is_checked = False
         self._graph: tuple[Tensor, ...] | None = None
         self._losses: tuple[Tensor, ...] | None = None
 
@@ -86,9 +85,11 @@ class LocalLayer(nn.Module, ABC):
 
         Raises:
             LayerError: One is no tensor of one number; there are more than the method has names for, or not as many as
-                weights.
+                weights; or, the first time, ``opt`` lacks a parameter of the layer.
         """
         self._check(losses, weights)
+        if self._losses is None and type(self).optimizers is LocalLayer.optimizers and "opt" in vars(self):
+            self._check_optimizer()
         weighted = losses if weights is None else tuple(w * loss for w, loss in zip(weights, losses, strict=True))
         self._graph = weighted if torch.is_grad_enabled() else None
         self._losses = tuple(loss.detach() for loss in losses)
@@ -111,14 +112,8 @@ class LocalLayer(nn.Module, ABC):
         torch.autograd.backward(losses if self.scaler is None else self.scaler.scaled(losses))
 
     def update(self) -> None:
-        """Steps the optimizers and clears their gradients.
-
-        Raises:
-            LayerError: Before the first step: none of them has one of the parameters.
-        """
+        """Steps the optimizers and clears their gradients."""
         optimizers = self.optimizers()
-        if not self._is_checked:
-            self._check_optimizers()
         if self.scaler is None:
             step_and_clear(optimizers)
             return
@@ -202,7 +197,7 @@ class LocalLayer(nn.Module, ABC):
                 f"{self.most_losses}; name each loss there, or add up those that are one"
             )
 
-    def _check_optimizers(self) -> None:
+    def _check_optimizer(self) -> None:
         """Refuses to leave a parameter as it is without a word."""
         updated = {id(p) for opt in self.optimizers() for group in opt.param_groups for p in group["params"]}
         left = [name for name, p in self.named_parameters() if p.requires_grad and id(p) not in updated]
@@ -212,7 +207,6 @@ class LocalLayer(nn.Module, ABC):
                 f"{', …' if len(left) > 4 else ''}, which would never learn; open it after all modules are "
                 "there, as open_optimizer(optimizer, self, lr), or freeze them (requires_grad_(False))"
             )
-        self._is_checked = True
 
     def _taken_graph(self) -> tuple[Tensor, ...]:
         """The losses to go back from, which are let go: with them goes the graph."""
