@@ -71,7 +71,8 @@ def scale_rates(optimizers: Iterable[torch.optim.Optimizer], factor: float) -> N
     make, the one that it has when it is first asked."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
+            group.setdefault("initial_lr", group["lr"])
+            group["lr"] = group["initial_lr"] * factor
 
 
 def follow_weights(optimizers: Iterable[torch.optim.Optimizer]) -> None:
