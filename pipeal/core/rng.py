@@ -283,7 +283,8 @@ def may_draw(module: nn.Module) -> bool:
     """Whether the forward of a module may draw from PyTorch's default generators.
 
     Modules of ``torch.nn`` are known: those with a dropout above zero draw, the others do not. Pipeal's own draw by
-    :func:`random_words` alone, unless they say ``draws_from_default = True``. Of other classes only those that say
+    :func:`random_words` alone, unless they say ``draws_from_default = True``, as the layers of methods do (their base
+    class sees to it) but for those of pipeal's own. Of other classes only those that say
     ``draws_from_default = False`` are trusted not to; a subclass says it for itself, since it may override the forward.
     Hooks, and functions in the place of modules, are not trusted.
     """

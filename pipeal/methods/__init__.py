@@ -13,14 +13,15 @@ A layer is any :class:`pipeal.core.protocols.TrainableLayer`: it trains itself o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from inspect import Parameter, signature
 from typing import Any
 
 from pipeal.core.errors import ConfigError, unknown_name
-from pipeal.core.methods import METHODS
+from pipeal.core.methods import METHODS, Method
 from pipeal.core.protocols import TrainableLayer
+from pipeal.methods.layer import LocalLayer
 from pipeal.methods.network import Network, Part, Unit
 from pipeal.methods.optimizers import LearningRates, OptimizerFactory
 
@@ -49,12 +50,19 @@ def make_layers(
     """
     # By name: a method is one line in pipeal.core.methods, and none is imported before it is asked for.
     module = import_module(f"{__name__}.{METHODS[method].module}")
-    parameters = signature(module.make_layers).parameters.values()
-    known = [one.name for one in parameters if one.kind is Parameter.KEYWORD_ONLY]
+    parameters = [*signature(module.make_layers).parameters.values()][3:]  # after the network, the rate, the optimizer
+    known = [one.name for one in parameters if one.kind in (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)]
     for option in options:
         if option not in known:
             raise ConfigError(
                 unknown_name(f"option of {method}", option, known) if known else f"{method} has no option {option!r}"
             )
-    layers: Iterator[TrainableLayer] = module.make_layers(network, lr, optimizer, **options)
-    return layers
+    return _told_losses(METHODS[method], module.make_layers(network, lr, optimizer, **options))
+
+
+def _told_losses(method: Method, layers: Iterable[TrainableLayer]) -> Iterator[TrainableLayer]:
+    """The same layers, which know how many losses their method has names for."""
+    for layer in layers:
+        if isinstance(layer, LocalLayer):
+            layer.most_losses = len(method.losses)
+        yield layer

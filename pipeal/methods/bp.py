@@ -33,6 +33,8 @@ class BP(LocalLayer):
         optimizer: Called as ``optimizer(parameter_groups, lr=…)``; fused Adam if None.
     """
 
+    draws_from_default = False
+
     def __init__(
         self,
         model: nn.Module,

@@ -30,6 +30,8 @@ class BPPart(LocalLayer):
             it in the whole network.
     """
 
+    draws_from_default = False
+
     def __init__(
         self, block: nn.Module, optimizer: torch.optim.Optimizer, cri: nn.Module | None = None, *, leads: bool = False
     ) -> None:

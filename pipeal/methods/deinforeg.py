@@ -69,6 +69,8 @@ class DeInfoReg(LocalLayer):
         optimizer: Called as ``optimizer(parameter_groups, lr=…)``; fused Adam if None.
     """
 
+    draws_from_default = False
+
     def __init__(
         self,
         f: nn.Module,

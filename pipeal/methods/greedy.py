@@ -26,6 +26,8 @@ class Greedy(Classified):
     """A block and its classifier, as :class:`pipeal.methods.classified.Classified` has them; the block may give any
     nesting of tensors."""
 
+    draws_from_default = False
+
     def forward(self, x: Tree, y: Tree) -> tuple[Tree, Tree]:
         """Keeps the loss of its own answer; returns ``f(x)``, detached, and ``y``."""
         out = self.f(x)

@@ -72,6 +72,7 @@ class InfoPro(Classified):
         hands_on: Whether the next layer gets the image as well.
     """
 
+    draws_from_default = False
     decoder: nn.Module
 
     def __init__(

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pipeal.core.errors import ConfigError, PlacementError, ScheduleError
+from pipeal.core.errors import ConfigError, LayerError, PlacementError, ScheduleError
 from pipeal.core.materialize import Origin, is_on_meta
 from pipeal.core.modules import device_of
 from pipeal.core.protocols import DOWN, TURN, UP, Path, check_path, through_blocks
@@ -32,21 +33,42 @@ class LocalLayer(nn.Module, ABC):
 
     Attributes:
         opt: The optimizer; a layer with several overrides :meth:`optimizers`.
+        draws_from_default: Of a class, whether its forward may draw from PyTorch's default generators, as ``F.dropout``
+            does; the engine then keys what it draws, at some microseconds per operator. True unless it says False.
         scaler: What scales the losses, in fp16; None otherwise.
+        most_losses: How many its method has names for; None where it is of none.
         origin: Where what is on the meta device gets its numbers from, beside ``reset_parameters``; None for nothing.
     """
 
     opt: torch.optim.Optimizer
+    draws_from_default: bool
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        """A method's layer may draw by any operator unless it says otherwise itself: it is not trusted as the other
+        classes of this package are (:func:`pipeal.core.rng.may_draw`), since anyone's method has its file here."""
+        super().__init_subclass__(**keywords)
+        if "draws_from_default" not in vars(cls):
+            cls.draws_from_default = True
 
     def __init__(self) -> None:
         super().__init__()
         self.scaler: LossScaler | None = None
         self.origin: Origin | None = None
+        self.most_losses: int | None = None
         self._graph: tuple[Tensor, ...] | None = None
         self._losses: tuple[Tensor, ...] | None = None
 
     def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
-        """Those of the layer; together they have all its parameters."""
+        """Those of the layer; together they have all its parameters.
+
+        Raises:
+            LayerError: There is no ``opt``.
+        """
+        if "opt" not in vars(self):
+            raise LayerError(
+                f"a layer, {type(self).__name__}, has no optimizer; set self.opt = open_optimizer(optimizer, self, lr) "
+                "at the end of its __init__"
+            )
         return (self.opt,)
 
     @abstractmethod
@@ -60,7 +82,14 @@ class LocalLayer(nn.Module, ABC):
         Args:
             losses: In the order of the method's names.
             weights: What each counts for in the gradients; it is reported as it is. None for 1 each.
+
+        Raises:
+            LayerError: One is no tensor of one number; there are more than the method has names for, or not as many as
+                weights; or, the first time, ``opt`` lacks a parameter of the layer.
         """
+        self._check(losses, weights)
+        if self._losses is None and type(self).optimizers is LocalLayer.optimizers and "opt" in vars(self):
+            self._check_optimizer()
         weighted = losses if weights is None else tuple(w * loss for w, loss in zip(weights, losses, strict=True))
         self._graph = weighted if torch.is_grad_enabled() else None
         self._losses = tuple(loss.detach() for loss in losses)
@@ -148,10 +177,44 @@ class LocalLayer(nn.Module, ABC):
         """How many parameters serve training alone: all others."""
         return sum(self.block_parameters().values()) - self.effective_parameters(last=last)
 
+    def _check(self, losses: Sequence[Tensor], weights: Sequence[float] | None) -> None:
+        for number, loss in enumerate(losses, start=1):
+            if not isinstance(loss, Tensor):
+                raise LayerError(
+                    f"loss {number} that keep() got is of the class {type(loss).__name__}, which has no gradient; "
+                    "expected a tensor of one number: leave .item(), float() and the like away"
+                )
+            if loss.numel() != 1:
+                raise LayerError(
+                    f"loss {number} that keep() got has the shape {tuple(loss.shape)}; expected one number: "
+                    "take its mean()"
+                )
+        if weights is not None and len(weights) != len(losses):
+            raise LayerError(f"keep() got {len(losses)} losses, and weights for {len(weights)}; expected one for each")
+        if self.most_losses is not None and len(losses) > self.most_losses:
+            raise LayerError(
+                f"keep() got {len(losses)} losses, but the method's line of pipeal.core.methods.METHODS has names for "
+                f"{self.most_losses}; name each loss there, or add up those that are one"
+            )
+
+    def _check_optimizer(self) -> None:
+        """Refuses to leave a parameter as it is without a word."""
+        updated = {id(p) for opt in self.optimizers() for group in opt.param_groups for p in group["params"]}
+        left = [name for name, p in self.named_parameters() if p.requires_grad and id(p) not in updated]
+        if left:
+            raise LayerError(
+                f"no optimizer of the layer, {type(self).__name__}, has its parameters {', '.join(left[:4])}"
+                f"{', …' if len(left) > 4 else ''}, which would never learn; open it after all modules are "
+                "there, as open_optimizer(optimizer, self, lr), or freeze them (requires_grad_(False))"
+            )
+
     def _taken_graph(self) -> tuple[Tensor, ...]:
         """The losses to go back from, which are let go: with them goes the graph."""
         if self._graph is None:
-            raise ScheduleError("backward() without a forward(): call layer(x, y) first, with gradients enabled")
+            raise ScheduleError(
+                "backward() without a forward() that kept losses: call layer(x, y) first, with gradients enabled; the "
+                "forward of a layer of your own gives them to keep()"
+            )
         graph, self._graph = self._graph, None
         return graph
 

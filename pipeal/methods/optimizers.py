@@ -67,9 +67,11 @@ def _makes(kind: type) -> bool:
 
 
 def scale_rates(optimizers: Iterable[torch.optim.Optimizer], factor: float) -> None:
-    """Sets every learning rate to ``factor`` times its base value."""
+    """Sets every learning rate to ``factor`` times its base value: of an optimizer that :func:`open_optimizer` did not
+    make, the one that it has when it is first asked."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
+            group.setdefault("initial_lr", group["lr"])
             group["lr"] = group["initial_lr"] * factor
 
 

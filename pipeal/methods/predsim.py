@@ -57,6 +57,7 @@ class PredSim(Classified):
         optimizer: Called as ``optimizer(parameter_groups, lr=…)``; fused Adam if None.
     """
 
+    draws_from_default = False
     similar: nn.Module
 
     def __init__(

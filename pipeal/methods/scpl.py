@@ -61,6 +61,7 @@ class SCPL(Classified):
         optimizer: Called as ``optimizer(parameter_groups, lr=…)``; fused Adam if None.
     """
 
+    draws_from_default = False
     contrast: nn.Module
 
     def __init__(

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from pipeal.core.errors import LayerError
 from pipeal.core.samples import pair_of
 from pipeal.core.tree import Tree
 from pipeal.engine import Pipeline
@@ -65,9 +66,18 @@ def mean_of(found: Sequence[Tensor]) -> tuple[float, float]:
 
 
 def _answers(pipe: Pipeline, batches: Iterable[Any], exit_at: int | None) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields logits and targets, on the device of the logits."""
+    """Yields logits and targets, on the device of the logits.
+
+    Raises:
+        LayerError: An answer is no tensor.
+    """
     targets: deque[Tensor] = deque()
     for logits in pipe.predict_each(inputs_of(batches, targets), exit_at):
+        if not isinstance(logits, Tensor):
+            raise LayerError(
+                f"the answer of the model is of the class {type(logits).__name__}; expected a tensor of logits: "
+                "what makes it of features belongs into the last layer's blocks(), under TURN"
+            )
         yield logits, targets.popleft().to(logits.device, non_blocking=True)
 
 

@@ -16,7 +16,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pipeal import AE, AL, ENC, ALPackage, PipealError, Pipeline
+from pipeal.core.protocols import UP
 from pipeal.engine import SCHEDULES, Schedule
+from pipeal.methods.layer import LocalLayer
+from pipeal.methods.optimizers import open_optimizer
 
 from .cases import FEATURES, ORDERS, Case, Layer, Outcome, cases, cosine, cuts, outcome, reference, train_by_hand
 
@@ -194,9 +197,29 @@ class UndeclaredAL(AL):
         return super().forward(F.dropout(x, 0.5, self.training), y)
 
 
-UNDECLARED: dict[str, Callable[[], AL]] = {
+class UndeclaredMethod(LocalLayer):
+    """A method's layer whose file is where the documentation has it put, among pipeal's own."""
+
+    __module__ = "pipeal.methods.of_ones_own"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.f = nn.Linear(16, 16)
+        self.opt = open_optimizer(None, self, 1e-2)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        out = F.dropout(self.f(x), 0.5, self.training)
+        self.keep(F.mse_loss(out, y))
+        return out.detach(), y
+
+    def blocks(self) -> dict[str, nn.Module]:
+        return {UP: self.f}
+
+
+UNDECLARED: dict[str, Callable[[], LocalLayer]] = {
     "ENC": lambda: square(enc=UndeclaredENC),
     "AE": lambda: square(ae=UndeclaredAE),
+    "method": UndeclaredMethod,
     "AL": lambda: UndeclaredAL(ENC(nn.Linear(16, 16), nn.Linear(16, 16)), AE(nn.Linear(16, 16), nn.Linear(16, 16))),
 }
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pipeal.core.errors import ScheduleError
+from pipeal.core.errors import LayerError, ScheduleError
 from pipeal.core.packet import Packet
 from pipeal.core.protocols import TrainableLayer
 from pipeal.core.tree import Tree, tensors
@@ -106,6 +106,7 @@ class Plain(Runner):
 
         Raises:
             ScheduleError: It changed its input in place.
+            LayerError: It returns no pair, or a tensor of a graph, through which the next layer's gradient would come.
         """
         versions = _versions((x, y))
         onward = self._layer(x, y)
@@ -114,6 +115,15 @@ class Plain(Runner):
             raise ScheduleError(
                 "the forward changed its input in place, which the layer before still needs for its backward; "
                 "use operators that do not (such as inplace=False) on what a layer receives"
+            )
+        if not isinstance(onward, tuple | list) or len(onward) != 2:
+            raise LayerError(
+                f"the forward returned {_called(onward)}; expected a pair: what the next layer gets, and its target"
+            )
+        if any(tensor.requires_grad for tensor in tensors(onward)):
+            raise LayerError(
+                "the forward returned a tensor that is not detached: a gradient of the next layer would flow back into "
+                "this one; return detach(out), y (pipeal.core.tree.detach, for a tensor or any nesting of them)"
             )
         # A user's own loss() may hold a graph, be numbers already, or hold nothing.
         detached = [torch.as_tensor(loss).detach() for loss in (() if losses is None else losses)]
@@ -134,6 +144,11 @@ class Plain(Runner):
 
     def forget(self) -> None:
         """A layer keeps what it has."""
+
+
+def _called(found: object) -> str:
+    """In a few words, what a forward returned in the place of a pair."""
+    return f"a tuple of {len(found)}" if isinstance(found, tuple) else f"an object of the class {type(found).__name__}"
 
 
 def _versions(tree: Tree) -> list[int]:

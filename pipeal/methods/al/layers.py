@@ -162,6 +162,8 @@ class AL(LocalLayer):
             ``optimizer`` makes none that a layer can use.
     """
 
+    draws_from_default = False
+
     def __init__(
         self,
         enc: nn.Module,

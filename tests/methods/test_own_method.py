@@ -1,0 +1,223 @@
+"""A method that somebody writes: its ordinary mistakes, each told in one line where it was made."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pipeal import ALPackage, ConfigError, LayerError, Pipeline, ScheduleError
+from pipeal.core.methods import METHODS, Loss, Method
+from pipeal.core.protocols import TURN, UP
+from pipeal.core.tree import Tree
+from pipeal.methods import Network, make_layers
+from pipeal.methods.layer import LocalLayer
+from pipeal.methods.optimizers import open_optimizer
+from pipeal.models import TextDims, build_text
+from pipeal.training.evaluation import accuracy
+
+BATCHES = [(torch.randn(6, 4), torch.arange(6) % 3) for _ in range(2)]
+
+
+class Own(LocalLayer):
+    """A probe and the squares of the features; mistakes are made in its subclasses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.f, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+        self.open()
+
+    def open(self) -> None:
+        self.opt: Any = open_optimizer(None, self, 1e-2)
+
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        out = self.f(x)
+        self.give(F.cross_entropy(self.head(out.detach()), y), out)
+        return self.onward(out, y)
+
+    def give(self, answer: Tensor, out: Tensor) -> None:
+        self.keep(answer, out.square().mean())
+
+    def onward(self, out: Tensor, y: Tensor) -> Any:
+        return out.detach(), y
+
+    def blocks(self) -> dict[str, nn.Module]:
+        return {UP: self.f, TURN: self.head}
+
+
+class NotScalar(Own):
+    def give(self, answer: Tensor, out: Tensor) -> None:
+        self.keep(answer, out.square())
+
+
+class Number(Own):
+    def give(self, answer: Tensor, out: Tensor) -> None:
+        self.keep(answer, out.square().mean().item())  # type: ignore[arg-type]
+
+
+class OneWeight(Own):
+    def give(self, answer: Tensor, out: Tensor) -> None:
+        self.keep(answer, out.square().mean(), weights=[0.5])
+
+
+class KeepsNothing(Own):
+    def give(self, answer: Tensor, out: Tensor) -> None:
+        pass
+
+
+class NotDetached(Own):
+    def onward(self, out: Tensor, y: Tensor) -> Any:
+        return out, y
+
+
+class NoTarget(Own):
+    def onward(self, out: Tensor, _: Tensor) -> Any:
+        return out.detach()
+
+
+class Triple(Own):
+    def onward(self, out: Tensor, y: Tensor) -> Any:
+        return out.detach(), y, y
+
+
+class NoOptimizer(Own):
+    def open(self) -> None:
+        pass
+
+
+class HalfAnOptimizer(Own):
+    def open(self) -> None:
+        self.opt = open_optimizer(None, self.f, 1e-2)
+
+
+MISTAKES: dict[type[Own], tuple[type[Exception], str]] = {
+    NotScalar: (LayerError, r"loss 2 .* has the shape \(6, 4\); expected one number: take its mean\(\)"),
+    Number: (LayerError, r"loss 2 .* class float, which has no gradient; .* leave \.item\(\)"),
+    OneWeight: (LayerError, "2 losses, and weights for 1"),
+    KeepsNothing: (ScheduleError, r"a layer of your own gives them to keep\(\)"),
+    NotDetached: (LayerError, r"not detached: .*; return detach\(out\), y"),
+    NoTarget: (LayerError, "the forward returned an object of the class Tensor; expected a pair"),
+    Triple: (LayerError, "the forward returned a tuple of 3; expected a pair"),
+    NoOptimizer: (LayerError, "NoOptimizer, has no optimizer; set self.opt"),
+    HalfAnOptimizer: (LayerError, r"HalfAnOptimizer, has its parameters head\.weight, head\.bias, which would never"),
+}
+
+
+@pytest.mark.parametrize("kind", MISTAKES, ids=lambda kind: kind.__name__)
+def test_a_mistake_is_told_in_the_layer_that_made_it(kind: type[Own]) -> None:
+    """Symptom: a loss of many numbers, or one gone, was told by autograd; what was not detached, by the next layer's
+    backward; and a head that no optimizer had never learned, in silence."""
+    error, told = MISTAKES[kind]
+    with pytest.raises(error, match=told) as caught, Pipeline(ALPackage([kind(), Own()]), "cpu*2", threads=1) as pipe:
+        pipe.run(BATCHES)
+    if kind is not NoOptimizer:  # told as it is made ready, before any batch
+        assert re.search(r"layer 0 .*batch 0", caught.value.__notes__[0])
+
+
+def test_an_optimizer_of_pytorch_is_as_good_as_one_opened() -> None:
+    """Symptom: KeyError: 'initial_lr'."""
+
+    class Plain(Own):
+        def open(self) -> None:
+            self.opt = torch.optim.SGD(self.parameters(), lr=0.5)
+
+    layer = Plain()
+    for factor in (0.5, 0.25):
+        layer.scale_lr(factor)
+    assert layer.opt.param_groups[0]["lr"] == 0.125
+
+
+def test_a_frozen_part_needs_no_optimizer() -> None:
+    layer = HalfAnOptimizer()
+    layer.head.requires_grad_(False)
+    with Pipeline(ALPackage([layer]), threads=1) as pipe:
+        pipe.run(BATCHES)
+
+
+def test_an_answer_that_is_no_tensor_is_told() -> None:
+    """Symptom: AttributeError: 'tuple' object has no attribute 'device', after an epoch."""
+
+    class Nested(nn.Module):
+        def forward(self, x: Tensor) -> Tree:
+            return x, x > 0
+
+    class NoTurn(Own):
+        def blocks(self) -> dict[str, nn.Module]:
+            return {UP: Nested()}
+
+    with (
+        Pipeline(ALPackage([NoTurn()]), threads=1) as pipe,
+        pytest.raises(LayerError, match=r"class tuple; .* under TURN"),
+    ):
+        accuracy(pipe, BATCHES)
+
+
+def made_by(monkeypatch: pytest.MonkeyPatch, losses: int, **options: Any) -> list[Any]:
+    """The layers of a method of one's own with so many names of losses."""
+
+    def make(network: Network, lr: Any, optimizer: Any, margin: float = 0.5, *, probe: float = 1.0) -> Iterator[Own]:
+        layer = Own()
+        layer.given = (margin, probe)  # type: ignore[assignment]
+        yield layer
+
+    module = ModuleType("pipeal.methods.own")
+    module.make_layers = make  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    names = tuple(Loss(f"loss {number}") for number in range(losses))
+    monkeypatch.setitem(METHODS, "own", Method("own", "Own", "own form", names))  # type: ignore[misc]
+    network: Callable[..., Network] = Network
+    nothing = network([], [], nn.Identity, None, nn.Identity, 3)  # type: ignore[arg-type]
+    return [*make_layers("own", nothing, **options)]
+
+
+def test_options_need_not_be_of_keywords_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Symptom: "own has no option 'margin'" of a make_layers that has it."""
+    assert made_by(monkeypatch, 2, margin=0.1, probe=0.2)[0].given == (0.1, 0.2)
+    with pytest.raises(ConfigError, match="unknown option of own 'margn'; did you mean 'margin'"):
+        made_by(monkeypatch, 2, margn=0.1)
+    with pytest.raises(ConfigError, match="optimizr"):
+        made_by(monkeypatch, 2, optimizr=None)
+
+
+def test_a_loss_without_a_name_is_told_at_the_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Symptom: ValueError of zip(), after the first epoch."""
+    made_by(monkeypatch, 2)[0](*BATCHES[0])
+    with pytest.raises(LayerError, match=r"2 losses, but .*METHODS has names for 1; name each"):
+        made_by(monkeypatch, 1)[0](*BATCHES[0])
+
+
+def test_the_method_of_the_documentation_trains_alike_on_one_stage_and_on_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page's program is run by tests/test_docs.py, too, but only trained here: of a text model, whose features are a
+    nesting of tensors."""
+    page = (Path(__file__).parents[2] / "docs" / "your-own-method.md").read_text("utf-8")
+    code = next(block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "def make_layers" in block)
+    module = ModuleType("pipeal.methods.drawn")
+    entry = next(line for line in page.splitlines() if line.startswith('Method("drawn"'))
+    vars(module).update(Method=Method, Loss=Loss)
+    exec(compile(f"{code}\nENTRY = {entry.rstrip(',')}", "your-own-method.md", "exec"), vars(module))
+    method = module.ENTRY
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(METHODS, "drawn", method)  # type: ignore[misc]
+    found = []
+    for devices in ("cpu", "cpu*2"):
+        torch.manual_seed(0)
+        dims = TextDims(embedding=6, hidden=4)
+        options = {"margin": 0.3}
+        package = build_text("lstm", "drawn", vocab_size=11, classes=3, dims=dims, method_options=options)  # type: ignore[arg-type]
+        batches = [(torch.arange(20).view(4, 5) % 11, torch.arange(4) % 3) for _ in range(3)]
+        with Pipeline(package, devices, threads=1) as pipe:
+            report = pipe.run(batches)
+            assert pipe.predict(batches[0][0]).shape == (4, 3)
+        assert all(losses.shape == (3, len(method.losses)) for losses in report.losses)
+        found.append(package.state_dict())
+    one, two = found
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[name], two[name]) for name in one)
