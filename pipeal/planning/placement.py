@@ -24,5 +24,8 @@ class Placement:
     stage_s: tuple[float, ...] | None = None
 
     def __str__(self) -> str:
-        stages = " | ".join(f"{device} × {size}" for device, size in zip(self.devices, self.sizes, strict=True))
+        stages = " | ".join(
+            f"{device}: {size} layer{'s' if size > 1 else ''}"
+            for device, size in zip(self.devices, self.sizes, strict=True)
+        )
         return f"{stages} ({self.threads} thread{'s' if self.threads > 1 else ''} each)"

@@ -58,7 +58,7 @@ def plan(
     ::
 
         placement = pipeal.plan(package, batches)
-        print(placement)                                   # cpu × 2 | cpu × 1 (1 thread each)
+        print(placement)                                   # cpu: 2 layers | cpu: 1 layer (1 thread each)
         with pipeal.Pipeline(package, placement) as pipe:
             pipe.run(batches)
 

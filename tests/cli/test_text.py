@@ -77,7 +77,8 @@ def test_a_comparison_leaves_tables_rows_and_pictures(
     assert code == 0, err
     folder = tmp_path / f"agnews-{model}-compare-001"
     assert str(folder / "curves.png") in out
-    assert re.search(r"AL on cpu × \d \| cpu × \d .*\nBP on cpu × 1 ", (folder / "placement.txt").read_text())
+    placement = (folder / "placement.txt").read_text()
+    assert re.search(r"AL on cpu: \d layers? \| cpu: \d layers? .*\nBP on cpu: 1 layer ", placement)
     assert re.search(r"AL .*2 .*\d", out)
     assert re.search(r"BP .*1 .*\d", out)
     end = out.partition("in short\n")[2]
