@@ -194,6 +194,26 @@ def test_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refused(ConfigError, "transformers cannot read its config.json", here)
 
 
+@pytest.mark.parametrize("key", ["attn_implementation", "experts_implementation"])
+def test_no_kernels_are_fetched_because_a_configuration_names_them(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
+) -> None:
+    monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("it asked another host"))
+    TEXTS["bert"]().save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    plain = json.loads(path.read_text())
+    for named in ("kernels-community/flash-attn3", "flash_attention_2", {"": "other/kernel"}):
+        path.write_text(json.dumps({**plain, key: named}))
+        network = Imported(f"hf:{tmp_path}", CLASSES, pad_index=0).network()
+        assert network.model.config._attn_implementation == "sdpa"  # type: ignore[union-attr]
+    assert any(f"{key} 'flash_attention_2' of its config.json is not taken" in line for line in said)
+    path.write_text(json.dumps({**plain, key: "eager"}))
+    Imported(f"hf:{tmp_path}", CLASSES, pad_index=0).network()
+    path.write_text(json.dumps({**plain, "quantization_config": {"quant_method": "fp8"}}))
+    with pytest.raises(ConfigError, match="has a quantization_config; expected a model of plain numbers"):
+        next(Imported(f"hf:{tmp_path}", CLASSES, pad_index=0).layers("al", code=16))
+
+
 def test_a_network_that_cannot_be_cut_says_where_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     TEXTS["bert"]().save_pretrained(tmp_path)
     encoder = transformers.models.bert.modeling_bert.BertEncoder
