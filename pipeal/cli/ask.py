@@ -43,8 +43,8 @@ def command(run: str, inputs: tuple[str, ...], file: str | None, exit_at: int | 
     for answer in answers(load_trained(Path(run)), given, exit_at, at_once=1 if asked else AT_ONCE):
         label, probability = answer.label, answer.probabilities[answer.label]
         if as_json:
-            found = {"input": answer.given, "label": label, "probability": probability}
-            line = json.dumps({**found, "probabilities": dict(answer.probabilities)}, ensure_ascii=False)
+            told = {"input": answer.given, "label": label, "probability": probability}
+            line = json.dumps({**told, "probabilities": dict(answer.probabilities)}, ensure_ascii=False)
         else:
             line = f"{label}\t{probability:.4f}\t{' '.join(answer.given.split())}"
         click.echo(line)
@@ -54,12 +54,13 @@ def _lines(file: str) -> Iterator[str]:
     """The lines of a file that are not blank; of ``-``, those of the standard input."""
     from pipeal.data.text.lines import read_lines
 
-    lines = _piped() if file == "-" else read_lines(Path(file), old_ends=True)
+    lines: Iterable[str] = _piped() if file == "-" else read_lines(Path(file), old_ends=True)
     return (line.strip() for line in lines if line.strip())
 
 
 def _piped() -> Iterator[str]:
-    try:
-        yield from click.get_text_stream("stdin", encoding="utf-8", errors="strict")
-    except UnicodeDecodeError as error:
-        raise DataError(f"--file -: what came is not UTF-8 ({error.reason}); convert it") from error
+    for number, line in enumerate(sys.stdin.buffer, start=1):
+        try:
+            yield line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError(f"--file -: line {number} is not UTF-8; convert it") from error

@@ -55,7 +55,7 @@ def test_texts_are_answered_as_the_run_would(
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(file.read_bytes())))
     assert asks(capsys, str(run), "--file=-")[1] == plain
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"sch\xf6n")))
-    told_one_line("what came is not UTF-8", *asks(capsys, str(run), "--file=-"))
+    told_one_line("--file -: line 1 is not UTF-8", *asks(capsys, str(run), "--file=-"))
     (first,) = answers(found, [GOOD], 1)
     logits = found.package.infer(torch.tensor([[vocab.indices[word] for word in GOOD.split()]]), 1)
     assert first.probabilities[first.label] == pytest.approx(logits.softmax(1).max().item(), abs=1e-5)
