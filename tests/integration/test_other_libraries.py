@@ -182,8 +182,8 @@ def test_a_model_of_transformers_goes_all_the_way(
 @pytest.mark.parametrize(
     ("kind", "form"),
     [
-        ("regnet_y_400mf", "bp"), ("convnext_tiny", "bp"), ("convnext_tiny", "al"), ("mobilenet_v3_small", "bp"),
-        ("mobilenet_v3_small", "al"), ("vit_b_16", "bp"), ("vit_b_16", "al"),
+        ("regnet_y_400mf", "bp"), ("regnet_y_400mf", "al"), ("convnext_tiny", "bp"), ("convnext_tiny", "al"),
+        ("mobilenet_v3_small", "bp"), ("mobilenet_v3_small", "al"), ("vit_b_16", "bp"), ("vit_b_16", "al"),
     ],
 )  # fmt: skip
 def test_a_model_of_torchvision_goes_all_the_way(
@@ -197,6 +197,7 @@ def test_a_model_of_torchvision_goes_all_the_way(
     monkeypatch.setattr(torchvision.models, "get_model", maybe_thin)
     run, first, last = trained(kind, form, tmp_path, capsys, monkeypatch)
     assert (last < first).all(), f"{first.tolist()} to {last.tolist()}"
+    assert len(first) == (4 if form == "al" else 1)
     said, found = exported(run, capsys, "safetensors"), load_trained(run)
     options = {"image_size": 32} if kind == "vit_b_16" else {}
     model = torchvision.models.get_model(kind, weights=None, num_classes=3, **options).eval()

@@ -113,16 +113,6 @@ def test_a_vision_transformer_of_a_folder_learns(tmp_path: Path) -> None:
         next(Imported(f"hf:{tmp_path}", CLASSES, size=32).layers("al", code=16))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "size"), [("regnet_y_400mf", 32), ("convnext_tiny", 32), ("mobilenet_v3_small", 32), ("vit_b_16", 16)]
-)
-def test_models_of_torchvision_learn(name: str, size: int) -> None:
-    images = torch.randn(6, 3, size, size, generator=torch.Generator().manual_seed(0))
-    package = learns(Imported(f"torchvision:{name}", CLASSES, size=size), images, steps=10, lr=1e-3, to=0.95)
-    assert len(package) == 4
-
-
 @pytest.mark.parametrize("method", ["greedy", "predsim"])
 def test_other_methods_train_it_without_its_head(method: str, tmp_path: Path) -> None:
     TEXTS["bert"]().save_pretrained(tmp_path)
