@@ -24,6 +24,7 @@ COMMANDS = {
     "train-text": "text",
     "report": "report",
     "runs": "runs",
+    "ask": "ask",
     "generate": "generate",
     "export": "export",
     "plan": "plan",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import click
@@ -36,6 +37,9 @@ def command(**given: Any) -> None:
     one device. Every block is looked at alone, on two batches; depths and batches beyond are computed from that.
     Memory is that above the idle process.
     """
+    # Nothing is timed here. Threads of an operator that wait for each other in loops take many times as long where the
+    # machine is busy; PyTorch's OpenMP reads this when it is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     with entry.loading():
         from pipeal.run.memory import memory
 

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import torchvision
 from torch import Tensor, nn
 
 from pipeal.core.errors import ConfigError, DataError, first_line
@@ -311,13 +310,39 @@ def folder_config(folder: Path, **changes: Any) -> Any:
             "save_pretrained leaves it (names of the Hugging Face Hub are not downloaded)"
         )
     try:
-        return library.AutoConfig.from_pretrained(
+        config = library.AutoConfig.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False, **changes
         )
     except Exception as error:  # whatever the library raises
         raise ConfigError(
             f"model.name: hf:{folder}: transformers cannot read its config.json: {first_line(error)}"
         ) from error
+    if getattr(config, "quantization_config", None) is not None:
+        raise ConfigError(
+            f"model.name: hf:{folder}: its config.json has a quantization_config; expected a model of plain numbers, "
+            "as quantised ones are not trained"
+        )
+    _by_pytorch_alone(config, folder)
+    return config
+
+
+_OWN_WAYS = {
+    "_attn_implementation": (None, "eager", "sdpa"),
+    "_experts_implementation": (None, "eager", "batched_mm", "grouped_mm"),
+}
+"""What transformers computes with PyTorch alone, by the attribute of a configuration that chooses."""
+
+
+def _by_pytorch_alone(config: Any, folder: Path) -> None:
+    """Leaves to the library how it computes, where a configuration names kernels, which come from the Hub."""
+    for attribute, own in _OWN_WAYS.items():
+        if (named := getattr(config, attribute, None)) not in own:
+            key = attribute.removeprefix("_")
+            tell_once(f"hf:{folder}: {key} {named!r} of its config.json is not taken: kernels are not loaded")
+            setattr(config, attribute, None)
+    for part in getattr(config, "sub_configs", ()):
+        if (of_part := getattr(config, part, None)) is not None:
+            _by_pytorch_alone(of_part, folder)
 
 
 def folder_of(name: str) -> Path:
@@ -325,13 +350,14 @@ def folder_of(name: str) -> Path:
     return Path(name.partition(":")[2])
 
 
-def save_config(name: str, classes: Sequence[str], folder: Path) -> None:
+def save_config(name: str, classes: Sequence[str], folder: Path, pad_index: int | None = None) -> None:
     """Leaves the configuration of ``hf:FOLDER``, as it is trained, in another folder.
 
     Args:
         name: The model's.
         classes: Their names, in order.
         folder: Where to.
+        pad_index: The token that pads; None where the inputs are images.
 
     Raises:
         DataError: It cannot be written.
@@ -339,6 +365,8 @@ def save_config(name: str, classes: Sequence[str], folder: Path) -> None:
     config = folder_config(folder_of(name), num_labels=len(classes))
     config.id2label = dict(enumerate(classes))
     config.label2id = {label: number for number, label in enumerate(classes)}
+    if pad_index is not None:
+        config.pad_token_id = pad_index
     try:
         config.save_pretrained(str(folder))
     except OSError as error:
@@ -414,6 +442,8 @@ def _made(folder: Path, kind: str, config: Any) -> Any:
 
 
 def _of_torchvision(name: str, classes: int, size: int) -> nn.Module:
+    import torchvision  # not with the module: it takes a second, and texts have no use for it
+
     known = torchvision.models.list_models(module=torchvision.models)
     if name not in known:
         near = get_close_matches(name.lower(), known, n=1, cutoff=0.5)

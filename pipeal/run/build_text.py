@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pipeal.config import GroupingConfig, RunConfig, TextConfig, TextModelConfig
+from pipeal.config import GroupingConfig, RunConfig, TextConfig, TextDataConfig, TextModelConfig
 from pipeal.core.artifacts import CLASSES, HF_FOLDER, VOCABULARY
 from pipeal.core.errors import ConfigError, DataError
 from pipeal.core.modules import module_of
@@ -188,7 +189,7 @@ class TextExperiment(Experiment):
         if isinstance(self.vocab, Vocab):
             self.vocab.save(VOCABULARY.at(folder))
         else:
-            save_config(self.config.model.name, self.class_names, HF_FOLDER.at(folder))
+            save_config(self.config.model.name, self.class_names, HF_FOLDER.at(folder), self.vocab.pad_index)
             self.vocab.save(HF_FOLDER.at(folder))
 
 
@@ -277,7 +278,25 @@ def _texts(config: TextConfig, root: Path) -> TextDataset:
             path, test, text=columns.text, label=columns.label, test_share=data.test_share, seed=SPLIT_SEED
         )
     _log.info(f"{len(texts.classes)} classes ({_labels(texts)}); tested on {_tested_on(config)}")
+    if test is not None:
+        _require_other_texts(texts, path, test)
     return texts
+
+
+def _require_other_texts(texts: TextDataset, path: Path, test: Path) -> None:
+    """Warns where all that is tested on is trained on, too.
+
+    Raises:
+        DataError: The two files hold the same texts and labels.
+    """
+    trained, tested = (Counter(zip(split.texts, split.labels, strict=True)) for split in (texts.train, texts.test))
+    if trained == tested:
+        raise DataError(
+            f"data.test_file: {test} holds just the texts of {path}: the accuracy on it would be that of training; "
+            "name another file, or leave it out: a share of the first is kept to test on then"
+        )
+    if tested.keys() <= trained.keys():
+        _log.warning(f"{test}: all of its texts are in {path}, too: the test accuracy is one of training")
 
 
 def _labels(texts: TextDataset) -> str:
@@ -313,6 +332,23 @@ def _tokenizer(config: TextConfig) -> tuple[TextConfig, FolderTokenizer]:
     return replace(config, data=replace(config.data, max_len=longest)), tokenizer
 
 
+def numbered(
+    split: TextSplit, vocab: Vocab | FolderTokenizer, data: TextDataConfig, max_len: int | None, *, classes: int
+) -> Corpus:
+    """Texts as the numbers that a model takes, by its words or its tokenizer.
+
+    Args:
+        split: They and their labels.
+        vocab: What numbers them.
+        data: How they are cleaned.
+        max_len: Where they are cut.
+        classes: How many classes there are.
+    """
+    if isinstance(vocab, Vocab):
+        return Corpus.encode(split, vocab, max_len=max_len, drop_stop_words=data.drop_stop_words, classes=classes)
+    return Corpus.from_numbers(vocab.encode(split.texts, max_len), split.labels, vocab.pad_index, classes=classes)
+
+
 Numbered: TypeAlias = tuple[Corpus, Corpus | None, Corpus, Vocab | FolderTokenizer]
 """The training, held-out and test texts as numbers, and what made them."""
 
@@ -326,20 +362,17 @@ def _by_words(config: TextConfig, texts: TextDataset) -> Numbered:
         vocab = Vocab.build([words[row] for row in kept], max_size=data.vocab_size, min_frequency=data.min_frequency)
         whole = Corpus.from_tokens(words, texts.train.labels, vocab, max_len=data.max_len, classes=classes)
         train, held = whole.subset(kept), (whole.subset(out) if len(out) else None)
-        test = Corpus.encode(
-            texts.test, vocab, max_len=data.max_len, drop_stop_words=data.drop_stop_words, classes=classes
-        )
+        test = numbered(texts.test, vocab, data, data.max_len, classes=classes)
     return train, held, test, vocab
 
 
 def _by_tokenizer(config: TextConfig, texts: TextDataset, tokenizer: FolderTokenizer) -> Numbered:
-    def numbered(split: TextSplit) -> Corpus:
-        tokens = tokenizer.encode(split.texts, config.data.max_len)
-        return Corpus.from_numbers(tokens, split.labels, tokenizer.pad_index, classes=len(texts.classes))
-
+    data, classes = config.data, len(texts.classes)
     _log.info("tokenizing")
     with bars.Steps("tokenizing"):
-        whole, test = numbered(texts.train), numbered(texts.test)
+        whole, test = (
+            numbered(split, tokenizer, data, data.max_len, classes=classes) for split in (texts.train, texts.test)
+        )
         kept, out = hold_out(len(whole), config.data.held_out)
         return whole.subset(kept), (whole.subset(out) if len(out) else None), test, tokenizer
 

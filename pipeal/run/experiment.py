@@ -28,8 +28,9 @@ from pipeal.run.outlook import show_outlook
 from pipeal.run.run_folder import RunFolder
 from pipeal.run.site import ONE_PROCESS, Site
 from pipeal.run.stopping import StopRequest
-from pipeal.run.training import require_same_data, train_form
+from pipeal.run.training import newest_of, require_same_data, train_form
 from pipeal.run.tuning import check_grid, tune, tuned
+from pipeal.training.checkpoint.resume import ResumedTraining
 
 _log = logging.getLogger(__name__)
 
@@ -51,13 +52,15 @@ def run_experiment(experiment: Experiment, resume: str = "auto", site: Site = ON
         Interrupted: The run was asked to end, and saved.
     """
     config = experiment.config
-    forms = asked_forms(experiment, alternates=site.alternates)
     if config.train.tensorboard:
         require_tensorboard()
     with ExitStack() as open_now:
         found = find_run(config, resume)
         if found is not None:
             open_now.enter_context(found)
+            experiment = _without_begun(experiment, found)
+        forms = asked_forms(experiment, alternates=site.alternates)
+        if found is not None:
             _check_taken_up(experiment, forms, found)
         forms = _of_this_length(experiment, forms, found)
         # What was tried to make the choices: the run keeps it.
@@ -83,6 +86,18 @@ def run_experiment(experiment: Experiment, resume: str = "auto", site: Site = ON
     if site.alternates:  # all of it was done here
         show_outlook(outcomes, folder.path, before)
     return folder.path
+
+
+def _without_begun(experiment: Experiment, found: RunFolder) -> Experiment:
+    """Without starting weights, whose file may be gone, where checkpoints have others and no turn is still to begin."""
+    config = experiment.config
+    if config.model.weights is None:
+        return experiment
+    paths = (CONFIG.at(found.path), *found.path.glob(f"*/{CONFIG.name}"))
+    saved = [newest_of(path.parent) for path in paths if path.is_file()]
+    if not saved or any(one is None or ResumedTraining.of(one).position.turn < config.train.repeat for one in saved):
+        return experiment
+    return experiment.under(replace(config, model=replace(config.model, weights=None)))
 
 
 def _check_taken_up(experiment: Experiment, forms: Sequence[Form], found: RunFolder) -> None:
@@ -173,8 +188,10 @@ def _begin(run: Run, forms: Sequence[Form], heard: Sequence[str]) -> None:
 
 
 def _write_configs(run: Run, forms: Sequence[Form]) -> None:
+    weights = run.folder.asked.model.weights  # a run that goes on has them no more, its file says what it began with
     for form in forms:
-        write_whole(CONFIG.at(form.folder(run.folder.path)), dump_config(form.config))
+        config = replace(form.config, model=replace(form.config.model, weights=weights))
+        write_whole(CONFIG.at(form.folder(run.folder.path)), dump_config(config))
 
 
 def _is_laid_out_anew(form: Form, run: Path) -> bool:

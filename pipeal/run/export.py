@@ -23,7 +23,7 @@ from pipeal.core.errors import ConfigError, SaveError, first_line
 from pipeal.core.methods import METHODS
 from pipeal.core.names import HF, source_of
 from pipeal.core.protocols import UP
-from pipeal.run.export_hf import trained_network, write_folder
+from pipeal.run.export_hf import trained_network, way_of, write_folder
 from pipeal.run.trained import Trained, load_trained
 
 _log = logging.getLogger(__name__)
@@ -132,7 +132,18 @@ def _write_weights(trained: Trained, path: Path) -> str:
         # Not by save_file, whose files their owner alone may read.
         aside.write_bytes(save(weights, metadata={"format": "pt", **facts_of(trained)}))
         torch.testing.assert_close(load_file(aside), weights, rtol=0, atol=0, equal_nan=True)
-    return f"{len(weights)} tensors, {sum(tensor.numel() for tensor in weights.values()):,} numbers"
+    return (
+        f"{len(weights)} tensors, {sum(tensor.numel() for tensor in weights.values()):,} numbers{_not_its_own(trained)}"
+    )
+
+
+def _not_its_own(trained: Trained) -> str:
+    """What to say of the names and the answers of another library's network that is trained in parts."""
+    source, method = source_of(trained.config.model.name), METHODS[trained.config.train.mode]
+    if source is None or method.is_whole:
+        return ""
+    inner = "model." if source == HF else ""
+    return f"; its own names stand after f.N.{inner}, and answers go through {way_of(method)}"
 
 
 def _write_program(trained: Trained, path: Path) -> str:

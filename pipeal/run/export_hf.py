@@ -13,7 +13,7 @@ from torch import nn
 from pipeal.core.atomic import replacing_folder
 from pipeal.core.errors import ConfigError
 from pipeal.core.extras import transformers
-from pipeal.core.methods import METHODS
+from pipeal.core.methods import METHODS, Method
 from pipeal.core.names import HF, source_of
 from pipeal.core.protocols import TURN
 from pipeal.models.imported import folder_of, head_of
@@ -61,12 +61,12 @@ def write_folder(trained: Trained, path: Path) -> str:
         }
         model.save_pretrained(str(aside), state_dict=weights)
         _require_same(model, trained, aside, weights, has_head=has_head)
-    auto = _auto(trained)
+    auto, method = _auto(trained), METHODS[trained.config.train.mode]
     if has_head:
         return f"{auto}.from_pretrained loads it, with the hidden states and the logits of the run's model"
     return (
         f"{auto}.from_pretrained loads it, with the hidden states of the run's model; answers of "
-        f"{METHODS[trained.config.train.mode].label} go through {_way(trained)}, which it does not have: "
+        f"{method.label} go through {way_of(method)}, which it does not have: "
         "its head is new"
     )
 
@@ -151,5 +151,6 @@ def _auto(trained: Trained) -> str:
     return "AutoModelForImageClassification" if of_images else "AutoModelForSequenceClassification"
 
 
-def _way(trained: Trained) -> str:
-    return "bridges and h" if METHODS[trained.config.train.mode].has_labels else "a head of the method's own"
+def way_of(method: Method) -> str:
+    """What the answers of a method that trains parts go through, beside the network."""
+    return "bridges and h" if method.has_labels else "a head of the method's own"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,13 +18,14 @@ from pipeal.config import LanguageConfig, RunConfig, TextConfig, VisionConfig, l
 from pipeal.core.artifacts import ALPHABET, CHECKPOINTS, CLASSES, CONFIG, HF_FOLDER, IMAGES, VOCABULARY, Artifact
 from pipeal.core.errors import DataError, first_line
 from pipeal.core.names import HF, source_of
-from pipeal.data import Alphabet, FolderTokenizer, Vocab, published_max_len
+from pipeal.data import Alphabet, Augment, FolderTokenizer, TextSplit, Vocab, published_max_len
+from pipeal.data.images.decode import BrokenImageError, decode
 from pipeal.engine.state.layer_state import State
 from pipeal.methods.al import ALPackage
 from pipeal.models.imported import text_limits
 from pipeal.run.build import Models
 from pipeal.run.build_language import LanguageModels
-from pipeal.run.build_text import TextModels
+from pipeal.run.build_text import TextModels, numbered
 from pipeal.run.build_vision import VisionModels
 from pipeal.run.find_run import run_of
 from pipeal.run.opening import new_layers
@@ -33,6 +36,9 @@ _log = logging.getLogger(__name__)
 
 Classes = tuple[str, ...] | None
 """The names of the classes in their order, of a language model its characters; None where the run does not tell."""
+
+Reader = Callable[[Sequence[str]], Tensor]
+"""From texts, or names of image files, to inputs of the model, ``(B, T)`` or ``(B, 3, S, S)``; raises DataError."""
 
 _Facts = Mapping[str, Any]
 
@@ -47,6 +53,7 @@ class Trained:
         models: Makes such models.
         package: The model, in evaluation mode, on the CPU.
         classes: The names of the classes.
+        read: Reads texts or images as the run did; None of a language model.
         checkpoint: Where its weights are from.
         states: Those of its layers.
         where: What was trained by then, in words.
@@ -57,6 +64,7 @@ class Trained:
     models: Models
     package: ALPackage
     classes: Classes
+    read: Reader | None
     checkpoint: Checkpoint
     states: Mapping[int, State]
     where: str
@@ -118,11 +126,11 @@ def load_trained(path: Path) -> Trained:
     config = load_config(schema, CONFIG.at(folder))
     config = replace(config, model=replace(config.model, weights=None))  # those that it began with; they may be gone
     resumed = ResumedTraining.of(checkpoint)
-    models, classes = models_of(config, home, resumed.facts)
+    models, classes, read = models_of(config, home, resumed.facts)
     layers = list(new_layers(models, config, 1))
     resumed.load_into(layers)
     package = ALPackage(layers).eval()
-    return Trained(folder, config, models, package, classes, checkpoint, resumed.states, resumed.position.where)
+    return Trained(folder, config, models, package, classes, read, checkpoint, resumed.states, resumed.position.where)
 
 
 def _checkpoint(folder: Path, named: Path | None) -> Checkpoint:
@@ -134,7 +142,10 @@ def _checkpoint(folder: Path, named: Path | None) -> Checkpoint:
     return saved
 
 
-def _of_text(config: TextConfig, home: Path, facts: _Facts) -> tuple[Models, Classes]:
+_Found = tuple[Models, Classes, Reader | None]
+
+
+def _of_text(config: TextConfig, home: Path, facts: _Facts) -> _Found:
     vocab: Vocab | FolderTokenizer
     if source_of(config.model.name) is None:
         vocab = Vocab.load(VOCABULARY.at(home))
@@ -150,14 +161,33 @@ def _of_text(config: TextConfig, home: Path, facts: _Facts) -> tuple[Models, Cla
     }
     # Runs of earlier versions did not leave the names of their classes.
     names = _read(CLASSES.at(home), "classes") if CLASSES.at(home).is_file() else None
-    return TextModels.of(config, blueprint), names
+    return TextModels.of(config, blueprint), names, partial(_texts, config, vocab)
 
 
-def _of_images(config: VisionConfig, home: Path, _: _Facts) -> tuple[Models, Classes]:
+def _texts(config: TextConfig, vocab: Vocab | FolderTokenizer, texts: Sequence[str]) -> Tensor:
+    split = TextSplit([*texts], [0] * len(texts))
+    corpus = numbered(split, vocab, config.data, config.data.max_len or published_max_len(config.dataset), classes=1)
+    return corpus.batch(range(len(corpus)))[0]
+
+
+def _images(augment: Augment, size: int, paths: Sequence[str]) -> Tensor:
+    pixels = []
+    for path in paths:
+        try:
+            pixels.append(decode(Path(path).read_bytes(), size))
+        except (OSError, ValueError) as error:  # a name with a null byte
+            raise DataError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+        except BrokenImageError as error:
+            raise DataError(f"{path}: {error}; expected an image, JPEG or PNG") from error
+    return augment(np.stack(pixels), 0, range(len(pixels)))
+
+
+def _of_images(config: VisionConfig, home: Path, _: _Facts) -> _Found:
     names = _read(IMAGES.at(home), "classes")
     if source_of(config.model.name) == HF:
         config = _as_kept(config, home)
-    return VisionModels(config, len(names)), names
+    augment = Augment("none", mean=_read(IMAGES.at(home), "mean", float), std=_read(IMAGES.at(home), "std", float))
+    return VisionModels(config, len(names)), names, partial(_images, augment, config.data.size)
 
 
 def _as_kept(config: Any, home: Path) -> Any:
@@ -165,12 +195,12 @@ def _as_kept(config: Any, home: Path) -> Any:
     return replace(config, model=replace(config.model, name=f"{HF}:{HF_FOLDER.at(home).resolve()}"))
 
 
-def _of_characters(config: LanguageConfig, home: Path, _: _Facts) -> tuple[Models, Classes]:
+def _of_characters(config: LanguageConfig, home: Path, _: _Facts) -> _Found:
     alphabet = Alphabet.load(ALPHABET.at(home))
-    return LanguageModels(config, len(alphabet)), tuple(alphabet.characters)
+    return LanguageModels(config, len(alphabet)), tuple(alphabet.characters), None
 
 
-_KINDS: Mapping[Artifact, tuple[type[RunConfig], Callable[[Any, Path, _Facts], tuple[Models, Classes]]]] = {
+_KINDS: Mapping[Artifact, tuple[type[RunConfig], Callable[[Any, Path, _Facts], _Found]]] = {
     VOCABULARY: (TextConfig, _of_text),
     IMAGES: (VisionConfig, _of_images),
     ALPHABET: (LanguageConfig, _of_characters),
@@ -186,16 +216,16 @@ def _count(facts: _Facts, home: Path) -> int:
     return found
 
 
-def _read(path: Path, key: str) -> tuple[str, ...]:
-    """A list of names out of a JSON file.
+def _read(path: Path, key: str, kind: type = str) -> tuple[Any, ...]:
+    """A list of names, or of numbers, out of a JSON file.
 
     Raises:
         DataError: The file cannot be read, or has no such list.
     """
     try:
-        names = json.loads(path.read_text(encoding="utf-8"))[key]
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise ValueError(f"{key} is no list of names")
+        found = json.loads(path.read_text(encoding="utf-8"))[key]
+        if not isinstance(found, list) or not all(isinstance(one, kind) for one in found):
+            raise ValueError(f"{key} is no list of {'names' if kind is str else 'numbers'}")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(f"{path}: not as a run writes it ({first_line(error)})") from error
-    return tuple(names)
+    return tuple(found)

@@ -151,10 +151,15 @@ def require_same_data(experiment: Experiment, folder: Path) -> None:
     Raises:
         DataError: The data is not that of the newest checkpoint.
     """
-    saved = CheckpointStore(CHECKPOINTS.at(folder)).newest(lambda _: None)  # what is wrong with it is told later
+    saved = newest_of(folder)
     known = None if saved is None else saved.state.get("data")
     if isinstance(known, Mapping):
         _check_same(experiment.facts, known)
+
+
+def newest_of(folder: Path) -> Checkpoint | None:
+    """The newest checkpoint of a form; what is wrong with another one is told later."""
+    return CheckpointStore(CHECKPOINTS.at(folder)).newest(lambda _: None)
 
 
 def _check_same(facts: Mapping[str, Any], saved: Mapping[str, Any]) -> None:

@@ -172,6 +172,14 @@ def test_weights_that_a_run_began_with_are_not_asked_for_again(
     own = of_texts(folder, capsys, "transformer", "--mode=bp", "--set=model.n_heads=2", f"--set=model.weights={begun}")
     begun.unlink()
     assert leaves(capsys, str(own), "--to=safetensors")[0] == 0
+    again = (
+        str(folder / "news.csv"), "transformer", "--mode=bp", "--set=model.n_heads=2", f"--set=model.weights={begun}",
+        *OF_TEXTS, *SMALL, f"--resume={own}",
+    )  # fmt: skip
+    code, _, err = run_command(text.command, capsys, *again, "--epochs=2", f"--out={own.parent}")
+    assert code == 0, err
+    assert "goes on after epoch 1" in err
+    assert f"weights: {begun}" in (own / "config.yaml").read_text()
 
 
 def test_a_link_to_nowhere_stays(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

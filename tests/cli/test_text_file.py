@@ -88,6 +88,19 @@ def test_it_may_be_tested_on_another_file_and_named_in_a_configuration(
     assert (folder.parent / "file-lstm-bp-002" / "epochs.csv").is_file()
 
 
+def test_texts_that_are_trained_on_are_told_where_they_are_tested_on(
+    news: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = news.read_text().splitlines(keepends=True)
+    part = news.with_name("part.csv")
+    part.write_text("".join([lines[0], *lines[5:9]]))
+    small = [one for one in SMALL if "n_heads" not in one]
+    given = (str(news), "lstm", *small, f"--test-file={part}", "--set=engine.sizes=[9]", f"--out={news.parent}")
+    code, told, err = leaves(capsys, *given)
+    told_one_line("sizes", code, told, err)
+    assert "part.csv: all of its texts are in" in err
+
+
 def test_memory_looks_at_a_model_on_a_file(news: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = news.parent / "memory"
     own = ("--set=data.columns.text=[headline, body]", "--set=data.columns.label=topic", *SMALL[4:9])
@@ -109,6 +122,7 @@ def test_memory_looks_at_a_model_on_a_file(news: Path, capsys: pytest.CaptureFix
         (("agnews", "lstm", "--set=data.file=x.csv"), r"data\.file: found x\.csv, but the data set is agnews"),
         (("NEWS", "lstm", *SMALL, "--set=data.test_share=0"), r"0 of its 200 texts is 0 to test on"),
         (("NEWS", "lstm", *SMALL, "--test-file=NEWS.gz"), r"cannot read .*news\.csv\.gz"),
+        (("NEWS", "lstm", *SMALL, "--test-file=NEWS"), r"data\.test_file: .*news\.csv holds just the texts of .*news"),
         (("NEWS", "lstm", "--text-column="), r"data\.columns\.text: found .*, expected a list of texts"),
     ],
 )  # fmt: skip

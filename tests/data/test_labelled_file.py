@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 from pathlib import Path
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from pipeal.core.errors import DataError
 from pipeal.data import TextSplit, load_text, load_text_file, published_max_len
+from pipeal.data.text import rows
 
 CSV = 'id,text,label\n1,"One, ""two""\nlines",b\n\n2,three,a\n3,four,b\n'
 
@@ -41,6 +43,34 @@ def test_rows_of_csv_and_lines_of_json_are_the_same_texts(tmp_path: Path) -> Non
         assert data.classes == ("a", "b")
         assert [text.split() for text in data.train.texts] == [["One,", '"two"', "lines"], ["three"], ["four"]]
         assert data.train.labels == data.test.labels == [1, 0, 1]
+
+
+@pytest.mark.parametrize("end", ["\r", "\r\n"])
+def test_other_line_ends_are_rows_too(end: str, tmp_path: Path) -> None:
+    """Spreadsheets of old Macs end lines with a carriage return alone, which csv took for a part of a field."""
+    for name, content in (("x.csv", CSV), ("x.jsonl", '{"text": "a", "label": 1}\n{"text": "b", "label": 2}\n' * 2)):
+        plain = load_text_file(written(tmp_path, name, content), test_share=0.3)
+        path = written(tmp_path, f"other-{name}", content.replace("\n", end))
+        other = load_text_file(path, test_share=0.3)
+        assert [text.split() for text in other.train.texts] == [text.split() for text in plain.train.texts]
+        assert (other.train.labels, other.classes) == (plain.train.labels, plain.classes)
+    path = written(tmp_path, "broken.csv", end.join(["text,label", "a,1", '"b\rc",2', "d"]))
+    with pytest.raises(DataError, match=r"broken.csv, line 5: 1 columns, wanted 2"):
+        load_text_file(path)
+
+
+def test_a_field_may_be_as_long_as_a_book_but_no_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts of more than 131,072 characters were refused as quotes left open."""
+    text = "word " * 40_000
+    path = written(tmp_path, "x.csv", f"text,label\n{text},1\nb,2\nc,1\nd,2\n")
+    assert text.strip() in load_text_file(path, test_share=0.25).train.texts
+    before = csv.field_size_limit(1_000)
+    try:
+        monkeypatch.setattr(rows, "LONGEST_FIELD", 1_000)
+        with pytest.raises(DataError, match=r"x.csv, line 2: a field of more than 1,000 characters; close a quote"):
+            load_text_file(path)
+    finally:
+        csv.field_size_limit(before)
 
 
 def test_several_columns_are_joined_in_the_order_asked_for(tmp_path: Path) -> None:

@@ -407,14 +407,3 @@ def test_training_in_evaluation_mode_is_told_once_it_begins() -> None:
         pytest.warns(match="evaluation"),
     ):
         pipe.run([(X, Y)])
-
-
-def test_a_head_that_leaves_the_last_bridge_little_to_see_is_named() -> None:
-    whole = ALPackage.from_bp(Row(), X, 3, split=2).summary()
-    assert str(whole).splitlines()[-1].startswith("the last bridge sees 3 numbers, the answer of the network: ")
-    for found in (
-        ALPackage.from_bp(Row(last=nn.Identity()), X, 3, split=2),
-        ALPackage.from_bp(Row(), X, 3, split=2, method="greedy"),
-        ALPackage.from_bp(Row(), X, 3, split=2, task="regression"),
-    ):
-        assert "the last bridge" not in str(found.summary())

@@ -113,16 +113,6 @@ def test_a_vision_transformer_of_a_folder_learns(tmp_path: Path) -> None:
         next(Imported(f"hf:{tmp_path}", CLASSES, size=32).layers("al", code=16))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "size"), [("regnet_y_400mf", 32), ("convnext_tiny", 32), ("mobilenet_v3_small", 32), ("vit_b_16", 16)]
-)
-def test_models_of_torchvision_learn(name: str, size: int) -> None:
-    images = torch.randn(6, 3, size, size, generator=torch.Generator().manual_seed(0))
-    package = learns(Imported(f"torchvision:{name}", CLASSES, size=size), images, steps=10, lr=1e-3, to=0.95)
-    assert len(package) == 4
-
-
 @pytest.mark.parametrize("method", ["greedy", "predsim"])
 def test_other_methods_train_it_without_its_head(method: str, tmp_path: Path) -> None:
     TEXTS["bert"]().save_pretrained(tmp_path)
@@ -192,6 +182,26 @@ def test_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refused(DataError, "its weights are of another model", here)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "none-such"}))
     refused(ConfigError, "transformers cannot read its config.json", here)
+
+
+@pytest.mark.parametrize("key", ["attn_implementation", "experts_implementation"])
+def test_no_kernels_are_fetched_because_a_configuration_names_them(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
+) -> None:
+    monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("it asked another host"))
+    TEXTS["bert"]().save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    plain = json.loads(path.read_text())
+    for named in ("kernels-community/flash-attn3", "flash_attention_2", {"": "other/kernel"}):
+        path.write_text(json.dumps({**plain, key: named}))
+        network = Imported(f"hf:{tmp_path}", CLASSES, pad_index=0).network()
+        assert network.model.config._attn_implementation == "sdpa"  # type: ignore[union-attr]
+    assert any(f"{key} 'flash_attention_2' of its config.json is not taken" in line for line in said)
+    path.write_text(json.dumps({**plain, key: "eager"}))
+    Imported(f"hf:{tmp_path}", CLASSES, pad_index=0).network()
+    path.write_text(json.dumps({**plain, "quantization_config": {"quant_method": "fp8"}}))
+    with pytest.raises(ConfigError, match="has a quantization_config; expected a model of plain numbers"):
+        next(Imported(f"hf:{tmp_path}", CLASSES, pad_index=0).layers("al", code=16))
 
 
 def test_a_network_that_cannot_be_cut_says_where_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,7 +132,7 @@ def _of_csv(path: Path, wanted: Sequence[str]) -> Iterator[tuple[str, Mapping[st
 
 
 def _of_jsonl(path: Path, wanted: Sequence[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for number, line in enumerate(read_lines(path), start=1):
+    for number, line in enumerate(read_lines(path, old_ends=True), start=1):
         where = f"{path}, line {number}"
         if not line.strip():
             continue

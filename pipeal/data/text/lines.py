@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import gzip
+import re
 import zlib
 from collections.abc import Generator
 from pathlib import Path
@@ -11,10 +12,14 @@ from pathlib import Path
 from pipeal.core.errors import DataError
 
 
-def read_lines(path: Path) -> Generator[str, None, None]:
-    r"""Yields the lines with their line ends; only ``\n`` ends a line. A byte order mark is dropped.
+def read_lines(path: Path, *, old_ends: bool = False) -> Generator[str, None, None]:
+    r"""Yields the lines with their line ends. A byte order mark is dropped.
 
     A name that ends in ``.gz`` is read as gzip.
+
+    Args:
+        path: The file.
+        old_ends: Whether ``\r`` alone ends a line, too, as on old Macs; else only ``\n`` does.
 
     Raises:
         DataError: The file cannot be opened, is not UTF-8 (with the line), or is a broken gzip file (with the
@@ -26,18 +31,25 @@ def read_lines(path: Path) -> Generator[str, None, None]:
             for number, raw in enumerate(stream, start=1):
                 line = raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
                 try:
-                    yield line.decode("utf-8")
+                    text = line.decode("utf-8")
                 except UnicodeDecodeError as error:
                     raise DataError(
                         f"{path}, line {number}: byte 0x{line[error.start]:02x} at place {error.start + 1} "
                         "is not UTF-8; convert the file to UTF-8"
                     ) from error
+                if old_ends and "\r" in text:
+                    yield from _OLD_END.split(text)
+                else:
+                    yield text
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DataError(
             f"{path}: broken gzip file after line {number} ({error}); fetch or compress it again"
         ) from error
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+_OLD_END = re.compile(r"(?<=\r)(?!\n|\Z)")
 
 
 def plain_or_gz(path: Path) -> Path | None:

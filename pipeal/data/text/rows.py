@@ -10,6 +10,9 @@ from pipeal.core.errors import DataError
 from pipeal.data.text.lines import read_lines
 from pipeal.data.text.published import Labelled
 
+LONGEST_FIELD = 2**24
+"""Characters of one field of a CSV file; the library's own bound, 131,072, is less than a book has."""
+
 
 def read_splits(
     paths: Mapping[str, Path], _seed: int, *, classes: tuple[str, ...]
@@ -92,8 +95,10 @@ def csv_rows(path: Path) -> Iterator[tuple[str, list[str]]]:
     Raises:
         DataError: Open quotes; or what :func:`pipeal.data.text.lines.read_lines` raises.
     """
+    # For all readers of this process. A bound there must be: a quote left open takes the rest of the file.
+    csv.field_size_limit(max(csv.field_size_limit(), LONGEST_FIELD))
     # Strict, so that a stray quote is an error where it stands instead of a text that swallowed its neighbours.
-    reader = csv.reader(read_lines(path), strict=True)
+    reader = csv.reader(read_lines(path, old_ends=True), strict=True)
     begin = 1
     try:
         for row in reader:
@@ -101,6 +106,9 @@ def csv_rows(path: Path) -> Iterator[tuple[str, list[str]]]:
                 yield f"{path}, line {begin}", row
             begin = reader.line_num + 1
     except csv.Error as error:
-        raise DataError(
-            f"{path}, line {begin}: {error}; probably a quote left open or not doubled in the row"
-        ) from error
+        where, quote = f"{path}, line {begin}", "a quote left open or not doubled in the row"
+        if "field limit" in str(error):
+            raise DataError(
+                f"{where}: a field of more than {csv.field_size_limit():,} characters; close {quote}, or cut the text"
+            ) from error
+        raise DataError(f"{where}: {error}; probably {quote}") from error

@@ -10,14 +10,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from pipeal.core.errors import ConfigError, first_line
@@ -30,7 +32,17 @@ from pipeal.methods import make_layers
 from pipeal.methods.al.bridges import Pool
 from pipeal.methods.al.cut_network import as_network
 from pipeal.methods.al.place_codes import padding_of
-from pipeal.methods.al.sides import Conversion, EachPlace, Forward, OwnBlocks, Places, Pools, Sides, WholeInput
+from pipeal.methods.al.sides import (
+    POOLED_CODE,
+    Conversion,
+    EachPlace,
+    Forward,
+    OwnBlocks,
+    Places,
+    Pools,
+    Sides,
+    WholeInput,
+)
 from pipeal.methods.al.source import Model, Source, named_network
 from pipeal.methods.al.summary import LayerShapes, find_shapes
 from pipeal.methods.cutting.calling import Answer, called, fields_of, packed
@@ -41,6 +53,8 @@ from pipeal.methods.cutting.piece import Features, Piece
 from pipeal.methods.cutting.probe import ShapesAlone, probing
 from pipeal.methods.layer import LocalLayer
 from pipeal.methods.optimizers import OptimizerFactory
+
+_log = logging.getLogger(__name__)
 
 LETTERS = ("f", "b", "g", "h")
 
@@ -101,13 +115,14 @@ def _convert(
     for piece in pieces:
         if "b" not in piece.own and piece.pool is None:
             _check_batch_first(piece.where, piece.gives, sample)
+    _tell_of_classifier(how, pieces[-1])
     layers, shapes = _layers(how, pieces, sample, on_meta=on_meta)
     refuse_ties([Part(part.name, layer) for part, layer in zip(parts, layers, strict=True)])
     say_origin(layers)
     for f in tried:
         for module in f.writers:  # at last: a conversion that fails leaves the network as it was
             module.inplace = False  # type: ignore[assignment]
-    return layers, shapes, [*_cuts(model, split, parts), *_narrow(how, pieces[-1])]
+    return layers, shapes, [*_cuts(model, split, parts)]
 
 
 def _cuts(model: Model, split: Sequence[str] | int | None, parts: Sequence[Part]) -> Iterator[str]:
@@ -117,15 +132,22 @@ def _cuts(model: Model, split: Sequence[str] | int | None, parts: Sequence[Part]
         yield f"cut at split=[{names}]"
 
 
-def _narrow(how: Conversion, last: Forward) -> Iterator[str]:
-    """A head in its place leaves the last bridge with no more numbers to see than there are classes."""
-    if not METHODS[how.method].has_labels or how.task != "classification" or "b" in last.own or last.pool is not None:
+def _tell_of_classifier(how: Conversion, last: Forward) -> None:
+    """Says where the last bridge of AL is given no more than the network's own answer: it learns late through that."""
+    if not METHODS[how.method].has_labels or how.task != "classification" or "b" in last.own:
         return
-    if isinstance(last.out, torch.Tensor) and last.out.shape[1:] == (how.outputs,):
-        yield (
-            f"the last bridge sees {how.outputs} numbers, the answer of the network: it has more to learn from where "
-            "nn.Identity() is in the place of the network's last linear layer"
+    width = last.out.shape[1] if isinstance(last.out, Tensor) and last.out.dim() == 2 else None
+    if width == how.outputs and width < (how.code or POOLED_CODE):
+        _warn_once(
+            f"layer {last.number} ({last.name!r}) gives {width} numbers, as many as there are classes, and the last "
+            "bridge sees no more, so that the last exit learns late; is its last map one to classes, put "
+            "nn.Identity() in its place"
         )
+
+
+@cache
+def _warn_once(line: str) -> None:
+    _log.warning(line)
 
 
 def _piece(

@@ -32,7 +32,9 @@ Pools: TypeAlias = Pool | Mapping[int, Pool]
 
 PerPlace: TypeAlias = Literal["per-place"]
 
-_POOLED_CODE = 128
+POOLED_CODE = 128
+"""The usual width of label codes."""
+
 _IGNORED = -100
 """The label of places that have none, as PyTorch and ``transformers`` have it."""
 
@@ -201,7 +203,7 @@ class WholeInput(Sides):
 
     def __init__(self, how: Conversion, rows: int) -> None:
         # The target stands where later layers have the code of the one before.
-        super().__init__(how, rows, how.code or _POOLED_CODE, torch.zeros(2, how.outputs))
+        super().__init__(how, rows, how.code or POOLED_CODE, torch.zeros(2, how.outputs))
 
     def encoder_side(self, layer: Forward) -> ENC:
         """``f`` and a bridge to vectors."""

@@ -1,0 +1,65 @@
+"""What a trained classifier answers to texts or images that no data set has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+
+from pipeal.core.errors import ConfigError, DataError
+from pipeal.run.trained import Trained
+
+AT_ONCE = 64
+"""Inputs that are answered together."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer.
+
+    Attributes:
+        given: The text, or the name of the image's file.
+        probabilities: Of each class by its name, the likeliest first; of a run without names, by its number from 0.
+    """
+
+    given: str
+    probabilities: Mapping[str, float]
+
+    @property
+    def label(self) -> str:
+        """The likeliest class."""
+        return next(iter(self.probabilities))
+
+
+def answers(
+    trained: Trained, given: Iterable[str], exit_at: int | None = None, *, at_once: int = AT_ONCE
+) -> Iterator[Answer]:
+    """Answers inputs in their order, each read as the run reads its own.
+
+    Args:
+        trained: The run's model.
+        given: Texts, or names of image files.
+        exit_at: How many layers to climb, from 1; None for all.
+        at_once: How many are read before they are answered.
+
+    Raises:
+        DataError: The run is of no classifier, or an image cannot be read.
+        ConfigError: There is no such exit.
+    """
+    if trained.read is None:
+        raise DataError(
+            f"{trained.folder}: a run of {trained.config.model.name}, a language model; pipeal generate asks it"
+        )
+    depth = len(trained.package)
+    if exit_at is not None and not 1 <= exit_at <= depth:
+        raise ConfigError(f"--exit: found {exit_at}, but the model in {trained.folder} has {depth}, counted from 1")
+    rest = iter(given)
+    while some := list(islice(rest, at_once)):
+        with torch.no_grad():
+            rows = trained.package.infer(trained.read(some), exit_at).float().softmax(1)
+        for one, row in zip(some, rows.tolist(), strict=True):
+            names = trained.classes or [str(number) for number in range(len(row))]
+            ordered = sorted(zip(names, row, strict=True), key=lambda pair: -pair[1])
+            yield Answer(one, dict(ordered))
