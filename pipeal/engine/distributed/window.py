@@ -9,7 +9,7 @@ from math import ceil, inf
 _MOST_UNDER_WAY = 1 << 28
 """A window does not grow beyond so many bytes, on each wire to each peer."""
 
-_TRIPS = 2.0
+_TRIPS = 3.0
 """How many round trips of messages a window holds."""
 
 
@@ -25,10 +25,11 @@ class _UnderWay:
 class Window:
     """How many messages may be on their way to a peer, and how many are.
 
-    It holds what a peer takes in two round trips. One that is too small lets the peer take as many as it holds in one
-    round trip, and so doubles in each, until the peer takes no more in that time: because its steps, or the link's
+    It holds what a peer takes in three round trips. One that is too small lets the peer take as many as it holds in one
+    round trip, and so triples in each, until the peer takes no more in that time: because its steps, or the link's
     rate, are what takes time. What is more than one round trip lies at the peer and covers steps that vary, and the
-    0.2 s in which TCP may measure a link instead of using it. The round trip is the shortest one, without what a
+    0.2 s in which TCP may measure a link instead of using it, each of several connections at its own time (over 100 ms
+    two round trips were too few for four connections: 88 % of what steps allow, three 94 %). The round trip is the shortest one, without what a
     message waited for at the peer, so that a queue before a slow link, which a larger window makes longer, does not
     make the window larger.
 

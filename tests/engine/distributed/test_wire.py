@@ -51,19 +51,19 @@ def test_a_sender_waits_until_what_it_sent_was_taken() -> None:
         sent: list[int] = []
 
         def send() -> None:
-            for number in range(3):
+            for number in range(5):
                 near.send(1, "packet", {"number": number}, torch.ones(3))
                 sent.append(number)
 
         sending = threading.Thread(target=send)
         sending.start()
-        for number in range(3):
+        for number in range(5):
             message = far.receive([0])
             assert message.facts["number"] == number
-            assert len(sent) <= 2 * number  # what is on its way at most doubles with each that is taken
+            assert len(sent) <= 3 * number  # what is on its way at most triples with each that is taken
             far.body(message)
         sending.join(120)
-        assert sent == [0, 1, 2]
+        assert sent == [0, 1, 2, 3, 4]
 
 
 def taking(window: Window, trip_s: float, step_s: float, packets: int, size: int = 1, begin: float = 0.0) -> float:
@@ -85,13 +85,13 @@ def taking(window: Window, trip_s: float, step_s: float, packets: int, size: int
 
 @settings(max_examples=20, deadline=None)
 @given(trip_s=floats(0, 0.5), step_s=floats(0.001, 0.1), least=integers(1, 12))
-def test_a_window_keeps_a_peer_busy_over_any_delay_and_holds_two_round_trips_at_most(
+def test_a_window_keeps_a_peer_busy_over_any_delay_and_holds_three_round_trips_at_most(
     trip_s: float, step_s: float, least: int
 ) -> None:
     window, packets = Window(least=least), 3000
     assert window.size == least
     begin = taking(window, trip_s, step_s, packets)
-    assert max(least, trip_s / step_s) <= window.size <= max(least, 2 * trip_s / step_s + 2)
+    assert max(least, trip_s / step_s) <= window.size <= max(least, 3 * trip_s / step_s + 3)
     end = taking(window, trip_s, step_s, packets, begin=begin)
     assert end - begin <= packets * step_s + trip_s + 1e-6
     before = window.size
@@ -99,14 +99,14 @@ def test_a_window_keeps_a_peer_busy_over_any_delay_and_holds_two_round_trips_at_
     assert window.size <= before + 1
 
 
-def test_a_window_doubles_each_round_trip_until_it_is_wide_enough() -> None:
+def test_a_window_triples_each_round_trip_until_it_is_wide_enough() -> None:
     """Symptom: it grew by one for each message that a peer had waited for, of a burst the first: 50 packets over 100 ms
     took 12 s."""
     window, sizes, now = Window(), list[int](), 0.0
     for _ in range(5):
         now = taking(window, 0.2, 0.001, window.size, begin=now)
         sizes.append(window.size)
-    assert sizes == [2, 4, 8, 16, 30]
+    assert sizes == [3, 9, 26, 70, 157]
 
 
 def test_a_window_is_bounded_in_bytes() -> None:
