@@ -27,11 +27,11 @@ class Window:
 
     It holds what a peer takes in three round trips. One that is too small lets the peer take as many as it holds in one
     round trip, and so triples in each, until the peer takes no more in that time: because its steps, or the link's
-    rate, are what takes time. What is more than one round trip lies at the peer and covers steps that vary, and the
-    0.2 s in which TCP may measure a link instead of using it, each of several connections at its own time (over 100 ms
-    two round trips were too few for four connections: 88 % of what steps allow, three 94 %). The round trip is the shortest one, without what a
-    message waited for at the peer, so that a queue before a slow link, which a larger window makes longer, does not
-    make the window larger.
+    rate, are what takes time. What is more than one round trip lies at the peer and covers steps that vary, and the 0.2
+    s in which TCP may measure a link instead of using it, each of several connections at its own time (over 100 ms two
+    round trips were too few for four connections: 88 % of what steps allow, three 94 %). The round trip is the shortest
+    one, without what a message waited for at the peer, so that a queue before a slow link, which a larger window makes
+    longer, does not make the window larger.
 
     Args:
         fills: So many messages fill the peer's queue: it takes them at once, and they say nothing of its steps.
