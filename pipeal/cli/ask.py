@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from pipeal.cli import entry
-from pipeal.core.errors import ConfigError, DataError
+from pipeal.core.errors import ConfigError
 
 
 @click.command(context_settings={"max_content_width": 110})
@@ -59,8 +59,7 @@ def _lines(file: str) -> Iterator[str]:
 
 
 def _piped() -> Iterator[str]:
+    from pipeal.data.text.lines import text_of
+
     for number, line in enumerate(sys.stdin.buffer, start=1):
-        try:
-            yield line.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise DataError(f"--file -: line {number} is not UTF-8; convert it") from error
+        yield from text_of(line, number, "--file -", old_ends=True)

@@ -21,7 +21,7 @@ from pipeal.core.packet import Packet
 from pipeal.core.protocols import TrainableLayer
 from pipeal.core.rng import check_seed
 from pipeal.core.samples import iterate, pair_of
-from pipeal.core.tree import Tree, batch_size
+from pipeal.core.tree import Tree, batch_size, detach, tensors
 from pipeal.engine.checks import check_layers
 from pipeal.engine.devices import Device, open_device, ready_now, share_gpus
 from pipeal.engine.devices.assignment import Devices, assign
@@ -241,6 +241,8 @@ class Pipeline:
             self._warn_of_evaluation()
             self._begin = perf_counter()
             self._restart_clocks()
+        if any(tensor.requires_grad for tensor in tensors((x, y))):  # such as a teacher's answers as targets
+            x, y = detach((x, y))
         packet = Packet(self.next_batch, x, y, lr_scale, updates, self._sequence, ready_now((x, y)))
         with self._delivery:
             executor.submit(packet)

@@ -52,10 +52,14 @@ def test_texts_are_answered_as_the_run_would(
     file = tmp_path / "texts.txt"
     file.write_text(f"{GOOD}\n\n{BAD}\r\n {NEW}\n", encoding="utf-8")
     assert asks(capsys, str(run), f"--file={file}")[1] == plain
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(file.read_bytes())))
-    assert asks(capsys, str(run), "--file=-")[1] == plain
+    for ends in "\n", "\r", "\r\n":  # a pipe is read as a file is: so is a mark of the byte order
+        same = f"\ufeff{ends.join((GOOD, BAD, NEW))}".encode()
+        file.write_bytes(same)
+        assert asks(capsys, str(run), f"--file={file}")[1] == plain
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(same)))
+        assert asks(capsys, str(run), "--file=-")[1] == plain
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"sch\xf6n")))
-    told_one_line("--file -: line 1 is not UTF-8", *asks(capsys, str(run), "--file=-"))
+    told_one_line("--file -, line 1: byte 0xf6 at place 4 is not UTF-8", *asks(capsys, str(run), "--file=-"))
     (first,) = answers(found, [GOOD], 1)
     logits = found.package.infer(torch.tensor([[vocab.indices[word] for word in GOOD.split()]]), 1)
     assert first.probabilities[first.label] == pytest.approx(logits.softmax(1).max().item(), abs=1e-5)

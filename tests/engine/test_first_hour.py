@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -381,6 +382,7 @@ def test_a_second_input_of_a_prediction_is_not_taken_for_an_exit() -> None:
         assert pipe.predict((IDS, IDS > 0)).shape == (8, 3)
         with pytest.raises(ConfigError, match=r"exit_at is given as Tensor; .*: predict\(\(ids, mask\)\)"):
             pipe.predict(IDS, IDS > 0)  # type: ignore[arg-type]
+        assert pipe.predict((IDS, IDS > 0), exit_at=np.int64(1)).shape == (8, 3)  # type: ignore[call-overload, arg-type, unused-ignore]
 
 
 def test_a_file_without_a_model_says_that_it_takes_one() -> None:
@@ -407,3 +409,13 @@ def test_training_in_evaluation_mode_is_told_once_it_begins() -> None:
         pytest.warns(match="evaluation"),
     ):
         pipe.run([(X, Y)])
+
+
+@pytest.mark.parametrize("method", ["bp", "greedy", "al"])
+def test_targets_may_be_the_answers_of_a_teacher(method: str) -> None:
+    """Symptom: a target with a graph was told as what a forward had not detached."""
+    teacher, x = nn.Linear(8, 3), torch.randn(6, 8)
+    net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    with Pipeline(ALPackage.from_bp(net, x, 3, split=2, method=method), threads=1) as pipe:
+        pipe.run([(x, teacher(x).softmax(1)) for _ in range(2)])
+    assert teacher.weight.grad is None

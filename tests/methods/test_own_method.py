@@ -221,3 +221,25 @@ def test_the_method_of_the_documentation_trains_alike_on_one_stage_and_on_two(mo
     one, two = found
     assert one.keys() == two.keys()
     assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_what_an_optimizer_of_pytorch_has_learnt_is_loaded_again(tmp_path: Path) -> None:
+    """Symptom: every file that was saved of such a layer, and every checkpoint, did not fit the layer it was of."""
+
+    class Plain(Own):
+        def open(self) -> None:
+            self.opt = torch.optim.Adam(self.parameters(), lr=0.5)
+
+    def built() -> ALPackage:
+        torch.manual_seed(0)
+        return ALPackage([Plain(), Plain()])
+
+    whole, later = built(), built()
+    with Pipeline(whole, threads=1) as pipe:
+        pipe.run(BATCHES, lr_scale=lambda batch: 1 / (batch + 1))
+    with Pipeline(built(), threads=1) as pipe:
+        pipe.run(BATCHES[:1], lr_scale=lambda batch: 1 / (batch + 1))
+        pipe.save(tmp_path / "it")
+    with Pipeline.load(tmp_path / "it", later, threads=1) as pipe:
+        pipe.run(BATCHES[1:], lr_scale=lambda batch: 1 / (batch + 1))
+    torch.testing.assert_close(whole.state_dict(), later.state_dict(), rtol=0, atol=0)

@@ -135,6 +135,27 @@ def test_the_rows_of_a_sample_do_not_move_the_cuts() -> None:
     assert row[2] == row[99]
 
 
+class Placed(nn.Module):
+    """What all rows share, ``(1, T, D)``, goes through a matrix of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places, self.of_places = nn.Parameter(torch.randn(1, 16, 32)), nn.Linear(32, 32)
+        self.blocks = nn.ModuleList(nn.Linear(32, 32) for _ in range(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.of_places(self.places)
+        for block in self.blocks:
+            x = torch.relu(block(x))
+        return x
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_what_all_rows_share_is_no_batch_of_one_and_costs_the_same(count: int) -> None:
+    found = {rows: tuple(names(Placed(), count, torch.randn(rows, 16, 32))) for rows in (1, 2, 3, 100)}
+    assert len(set(found.values())) == 1, found
+
+
 def test_a_table_names_the_cuts_of_a_number() -> None:
     images = torch.randn(2, 3, 24, 24)
     package = ALPackage.from_bp(Narrowing(), images, 5, split=3)

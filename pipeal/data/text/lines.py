@@ -29,24 +29,30 @@ def read_lines(path: Path, *, old_ends: bool = False) -> Generator[str, None, No
     try:
         with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as stream:
             for number, raw in enumerate(stream, start=1):
-                line = raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
-                try:
-                    text = line.decode("utf-8")
-                except UnicodeDecodeError as error:
-                    raise DataError(
-                        f"{path}, line {number}: byte 0x{line[error.start]:02x} at place {error.start + 1} "
-                        "is not UTF-8; convert the file to UTF-8"
-                    ) from error
-                if old_ends and "\r" in text:
-                    yield from _OLD_END.split(text)
-                else:
-                    yield text
+                yield from text_of(raw, number, str(path), old_ends=old_ends)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DataError(
             f"{path}: broken gzip file after line {number} ({error}); fetch or compress it again"
         ) from error
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def text_of(raw: bytes, number: int, where: str, *, old_ends: bool = False) -> list[str]:
+    """The text of a line, counted from 1, of what ``where`` names; several where old ends are in it.
+
+    Raises:
+        DataError: It is not UTF-8.
+    """
+    line = raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
+    try:
+        text = line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{where}, line {number}: byte 0x{line[error.start]:02x} at place {error.start + 1} "
+            "is not UTF-8; convert it to UTF-8"
+        ) from error
+    return _OLD_END.split(text) if old_ends and "\r" in text else [text]
 
 
 _OLD_END = re.compile(r"(?<=\r)(?!\n|\Z)")

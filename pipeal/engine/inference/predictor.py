@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from numbers import Integral
 from typing import Any
 
 from torch import Tensor, nn
@@ -146,7 +147,7 @@ class Predictor:
     def _depth(self, exit_at: int | None) -> int:
         layers = self.stages[-1].layers[-1][0] + 1
         depth = layers if exit_at is None else exit_at
-        if not isinstance(depth, int):
+        if not isinstance(depth, Integral):  # NumPy's, too
             raise ConfigError(
                 f"exit_at is given as {name_of(depth)}; expected the number of an exit, from 1 to {layers} (several "
                 "inputs are one argument, as in batches: predict((ids, mask)))"

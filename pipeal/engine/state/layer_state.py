@@ -310,6 +310,8 @@ def _outline(state: State) -> dict[str, str]:
                 outline[f"parameter {place} of group {number} of optimizer {name!r}"] = repr(parameter)
         for number, group in enumerate(optimizer["state"]["param_groups"]):
             for option in group:
+                if option == "initial_lr":  # a layer has it from its first batch at the latest
+                    continue
                 outline[f"option {option!r} of group {number} of optimizer {name!r}"] = "known"
         entries = sum(map(len, optimizer["parameters"]))
         for index in optimizer["state"]["state"]:
@@ -329,7 +331,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: State) -> None:
     given = copy.deepcopy(state)  # or the optimizer would go on in the very tensors of the state
     for group, own in zip(given["param_groups"], optimizer.param_groups, strict=True):
         for option, value in own.items():
-            if isinstance(value, Tensor) and isinstance(group[option], Tensor):
+            if isinstance(value, Tensor) and isinstance(group.get(option), Tensor):
                 group[option] = group[option].to(value.device)
     optimizer.load_state_dict(given)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -12,12 +12,13 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate, islice
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 
 from pipeal.core.errors import ConfigError, first_line
 from pipeal.core.flops import counting
 from pipeal.core.partition import balance
-from pipeal.core.tree import Tree, batch_size, describe, shapes_of, tensors
+from pipeal.core.tree import Tree, batch_size, describe, map_tensors, shapes_of, tensors
 from pipeal.methods.cutting.probe import brought, probing
 from pipeal.methods.cutting.tracing import parents, trace_model
 
@@ -108,6 +109,13 @@ def grouped(modules: Sequence[nn.Module], count: int, sample: Tree) -> list[int]
     return [sum(islice(each, units)) for units in balance(costs, count)]
 
 
+def _of_two_rows(sample: Tree) -> Tree:
+    """A sample of one row twice: in a batch of one, what all rows share, ``(1, T, D)``, passes for the batch."""
+    if batch_size(sample) != 1:
+        return sample
+    return map_tensors(lambda one: torch.cat((one, one)) if one.dim() and len(one) == 1 else one, sample)
+
+
 def _has_matrix(weights: Iterable[Tensor]) -> bool:
     return any(one.dim() > 1 for one in weights)
 
@@ -115,11 +123,13 @@ def _has_matrix(weights: Iterable[Tensor]) -> bool:
 def _costs(model: nn.Module, around: Iterable[str], sample: Tree) -> tuple[list[tuple[str, float]], list[str]]:
     """What can begin a part and what it costs up to the next, first, without a name, what comes before; and what could
     if what it takes had the batch first, with its shape."""
+    given, sample = sample, _of_two_rows(sample)
     traced = trace_model(model, list(around), sample)
     called = [node.target for node in traced.graph.nodes if node.op == "call_module"]
     whole = fx.GraphModule(traced.root, traced.graph)
     found: list[tuple[str, float]] = [("", 0.0)]
     turned: list[str] = []
+    rows, of_rows = batch_size(sample), set[fx.Node]()
 
     class Counting(fx.Interpreter):
         def run_node(self, n: fx.Node) -> Any:
@@ -129,13 +139,17 @@ def _costs(model: nn.Module, around: Iterable[str], sample: Tree) -> tuple[list[
                 name = str(n.target).removeprefix("model.")
                 known = name != n.target and called.count(n.target) == 1 and _has_matrix(weights)
                 if known and n.all_input_nodes:  # none: a parametrization, which is given the weights within it
-                    given = traced.values.get(n.all_input_nodes[0])
-                    if batch_size(given) == batch_size(sample):
+                    taken = traced.values.get(n.all_input_nodes[0])
+                    if batch_size(taken) == rows:
                         found.append((name, 0.0))
-                    elif given is not None:
-                        shape = describe(shapes_of(given))
-                        turned.append(f"{name!r} is given {shape} for a batch of {batch_size(sample)}")
-            cost, out = _cost(super().run_node, (n,), weights, batch_size(sample))
+                    elif taken is not None:
+                        shape = describe(shapes_of(taken))
+                        turned.append(f"{name!r} is given {shape} for a batch of {rows}")
+            has_rows = n.op == "placeholder" or not of_rows.isdisjoint(n.all_input_nodes)
+            # What comes of weights alone, such as codes of positions, costs the same for any batch.
+            cost, out = _cost(super().run_node, (n,), weights, rows if has_rows else _ROWS)
+            if has_rows and not isinstance(out, int | torch.Size):
+                of_rows.add(n)
             found[-1] = (found[-1][0], found[-1][1] + cost)
             return out
 
@@ -144,7 +158,7 @@ def _costs(model: nn.Module, around: Iterable[str], sample: Tree) -> tuple[list[
             Counting(whole, graph=traced.graph).run(brought(sample, whole))
     except Exception as error:  # whatever a user's forward raises
         raise ConfigError(
-            f"{type(model).__name__} does not take the sample, {describe(shapes_of(sample))}: {first_line(error)}; "
+            f"{type(model).__name__} does not take the sample, {describe(shapes_of(given))}: {first_line(error)}; "
             "expected a batch of inputs, the batch first, without their targets"
         ) from error
     (_, before), *rest = found
