@@ -178,6 +178,8 @@ class LocalLayer(nn.Module, ABC):
         return sum(self.block_parameters().values()) - self.effective_parameters(last=last)
 
     def _check(self, losses: Sequence[Tensor], weights: Sequence[float] | None) -> None:
+        if not losses:
+            raise LayerError("keep() got no loss, by which the layer would learn; expected at least one")
         for number, loss in enumerate(losses, start=1):
             if not isinstance(loss, Tensor):
                 raise LayerError(

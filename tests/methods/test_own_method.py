@@ -63,6 +63,11 @@ class Number(Own):
         self.keep(answer, out.square().mean().item())  # type: ignore[arg-type]
 
 
+class NoLoss(Own):
+    def give(self, answer: Tensor, out: Tensor) -> None:
+        self.keep()
+
+
 class OneWeight(Own):
     def give(self, answer: Tensor, out: Tensor) -> None:
         self.keep(answer, out.square().mean(), weights=[0.5])
@@ -101,6 +106,7 @@ class HalfAnOptimizer(Own):
 MISTAKES: dict[type[Own], tuple[type[Exception], str]] = {
     NotScalar: (LayerError, r"loss 2 .* has the shape \(6, 4\); expected one number: take its mean\(\)"),
     Number: (LayerError, r"loss 2 .* class float, which has no gradient; .* leave \.item\(\)"),
+    NoLoss: (LayerError, r"keep\(\) got no loss"),
     OneWeight: (LayerError, "2 losses, and weights for 1"),
     KeepsNothing: (ScheduleError, r"a layer of your own gives them to keep\(\)"),
     NotDetached: (LayerError, r"not detached: .*; return detach\(out\), y"),

@@ -102,7 +102,7 @@ class ErrorContext:
 
 _ON_SAMPLES = {
     r"Class values must be|Target -?\d+ is out of bounds": "class numbers go from 0 to one less than the number of "
-    "classes, which is outputs of from_bp: look at y.min() and y.max()",
+    "classes (outputs, of from_bp): look at y.min() and y.max()",
     "index out of range in self": "an embedding has fewer rows than the numbers that it is given: look at their max()",
     "Expected more than 1 value per channel": "batch norm learns nothing from one sample: leave a last batch that "
     "small out, as DataLoader(…, drop_last=True) does",

@@ -140,7 +140,7 @@ def _tell_of_classifier(how: Conversion, last: Forward) -> None:
     if width == how.outputs and width < (how.code or POOLED_CODE):
         _warn_once(
             f"layer {last.number} ({last.name!r}) gives {width} numbers, as many as there are classes, and the last "
-            "bridge sees no more, so that the last exit learns late; is its last map one to classes, put "
+            "bridge sees no more, through which the last exit learns late; if its last map is one to classes, put "
             "nn.Identity() in its place"
         )
 
