@@ -135,9 +135,15 @@ def kept_choice(folder: Path, line: LineFile, experiment: Experiment, device: st
             raise DataError(f"{path}: {first_line(error)}; begin a new line") from error
         if found.get("line") == line.line:
             require_same_config(experiment, found.get("asked"))
+            require_same_checkpoints(line, json.loads(found.get("checkpoint_epochs", "null")))
             return load_config(type(experiment.config), values=document.parse(found["config"], source="stage 0"))
     config = _chosen(experiment, line, device)
-    kept = {"line": line.line, "asked": dump_config(experiment.config), "config": dump_config(config)}
+    kept = {
+        "line": line.line,
+        "asked": dump_config(experiment.config),
+        "config": dump_config(config),
+        "checkpoint_epochs": json.dumps(line.checkpoint_epochs),
+    }
     write_whole(path, json.dumps(kept) + "\n")
     return config
 
@@ -193,6 +199,21 @@ def require_same_config(experiment: Experiment, asked: str | None) -> None:
                 f"config: {key} is {found} in the line's file, but was {was} when the line began, and stays so; put it "
                 "back, or begin a new line with pipeal line init"
             )
+
+
+def require_same_checkpoints(line: LineFile, before: int | None) -> None:
+    """Refuses other epochs between checkpoints than the line began with: items that the next stage has seen already
+    would have other numbers.
+
+    Raises:
+        ConfigError: They are others.
+    """
+    if line.checkpoint_epochs != before:
+        now, was = (json.dumps(value) for value in (line.checkpoint_epochs, before))
+        raise ConfigError(
+            f"checkpoint_epochs: it is {now} in the line's file, but was {was} when the line began, and stays so; put "
+            "it back, or begin a new line with pipeal line init"
+        )
 
 
 def require_same_data(experiment: Experiment, before: Mapping[str, Any]) -> None:

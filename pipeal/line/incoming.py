@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
@@ -25,6 +26,16 @@ _NONE = 1 << 62
 """Beyond the number of any item."""
 
 
+@dataclass(frozen=True)
+class _Waiting:
+    """An item that has come: how many bytes it takes, when that was, and in which session."""
+
+    item: Packed
+    size: int
+    at: float
+    session: int
+
+
 class Incoming(End):
     """That end.
 
@@ -35,7 +46,8 @@ class Incoming(End):
         line: The line's name.
         first: The number of the item to go on with: a snapshot covers all before it.
         largest_bytes: Of a tensor, there where it arrives; an item with a larger one is refused.
-        room_bytes: Items of so many bytes may wait to be taken. One that comes then is let go, and asked for later.
+        room_bytes: Items of so many bytes, with their heads, may wait to be taken. One that comes then is let go, and
+            asked for later.
 
     Attributes:
         saved: The number that the last snapshot covers all items before.
@@ -61,12 +73,12 @@ class Incoming(End):
         self._next_over = [first]
         self._largest_bytes = largest_bytes
         self._room_bytes = room_bytes
-        self._early: dict[int, tuple[Packed, float]] = {}
+        self._early: dict[int, _Waiting] = {}
         self._waiting_bytes = 0
         self._let_go = _NONE
         self.wants_snapshot = self.bye = False
         self.statuses: Mapping[str, Any] = {}
-        self._arrived: deque[tuple[Packed, float, int]] = deque()
+        self._arrived: deque[_Waiting] = deque()
         self._peer: bytes | None = None
         self._session = -1
         self._probed_at = 0.0
@@ -114,12 +126,12 @@ class Incoming(End):
                 raise self.failure
             if not self._arrived:
                 return None
-            item, at, session = self._arrived.popleft()
+            found = self._arrived.popleft()
             number, self._next = self._next, self._next + 1
-            self._waiting_bytes -= item.size
-        if session == self._session:  # in a session since then, the stage before counts others
-            self.tell("taken", monotonic() - at)
-        return number, item
+            self._waiting_bytes -= found.size
+        if found.session == self._session:  # in a session since then, the stage before counts others
+            self.tell("taken", monotonic() - found.at)
+        return number, found.item
 
     def tell_saved(self, number: int) -> None:
         """Lets the stage before know that a snapshot covers all items before a number."""
@@ -162,9 +174,9 @@ class Incoming(End):
                 return
             if frames:
                 who, (frame, *more) = bytes(peer.buffer), frames
-                heard(frame, lambda words: self._understand(who, words, more), sender, self.refusals)  # noqa: B023
+                heard(frame, lambda words: self._understand(who, words, more, len(frame.buffer)), sender, self.refusals)  # noqa: B023
 
-    def _understand(self, peer: bytes, words: list[Any], frames: list[Any]) -> None:
+    def _understand(self, peer: bytes, words: list[Any], frames: list[Any], head_bytes: int) -> None:
         kind, session, *facts = words
         if type(session) is not int:
             raise TypeError("it has no session")
@@ -177,7 +189,7 @@ class Incoming(End):
             number, *head = facts
             if type(number) is not int or number < 0:
                 raise ValueError(f"{str(number)[:40]!r} is no number of an item")
-            self._take_in(number, head, frames)
+            self._take_in(number, head, frames, head_bytes)
             return
         with self.changed:
             if kind == "save":
@@ -198,7 +210,7 @@ class Incoming(End):
                 raise ValueError(f"it says {str(kind)[:40]!r}")
             self.changed.notify_all()
 
-    def _take_in(self, number: int, head: list[Any], frames: list[Any]) -> None:
+    def _take_in(self, number: int, head: list[Any], frames: list[Any], head_bytes: int) -> None:
         """An item has come, perhaps before those that travel over other connections."""
         over = number % len(self._next_over)
         if number > self._next_over[over]:
@@ -207,16 +219,17 @@ class Incoming(End):
                 self.send(["again"])
         elif number == self._next_over[over]:
             item = Packed.arrived(head, frames, self._largest_bytes)
+            size = item.size + head_bytes  # or items without tensors would fill memory
             with self.changed:
-                room = self._waiting_bytes + item.size <= self._room_bytes
+                room = self._waiting_bytes + size <= self._room_bytes
                 if not room and (self._arrived or number > self._expected):
                     self._let_go = min(self._let_go, number)
                     return
                 self._next_over[over] += len(self._next_over)
-                self._waiting_bytes += item.size
-                self._early[number] = item, monotonic()
+                self._waiting_bytes += size
+                self._early[number] = _Waiting(item, size, monotonic(), self._session)
                 while self._expected in self._early:
-                    self._arrived.append((*self._early.pop(self._expected), self._session))
+                    self._arrived.append(self._early.pop(self._expected))
                     self._expected += 1
                 self.changed.notify_all()
 
@@ -236,7 +249,7 @@ class Incoming(End):
                     self._socket.send_multipart([self._peer, packed_head(["replaced", self._session])], zmq.NOBLOCK)
         self._peer, self._session, self._let_go = peer, session, _NONE
         with self.changed:
-            self._waiting_bytes -= sum(item.size for item, _ in self._early.values())
+            self._waiting_bytes -= sum(one.size for one in self._early.values())
             self._early.clear()
         self._next_over = [self._expected + (i - self._expected) % connections for i in range(connections)]
         self.set_connected(True)

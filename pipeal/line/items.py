@@ -48,8 +48,9 @@ _FACTS: Mapping[str, Mapping[str, type]] = {
     END: {},
 }
 
-FRAME_BYTES = 1 << 19
-"""Tensors travel in pieces: a connection on which one piece takes longer than its heartbeat counts as lost."""
+FRAME_BYTES = 1 << 17
+"""Tensors travel in pieces: a connection on which one piece takes longer than its heartbeat counts as lost, and all
+connections of a link share its rate."""
 
 _DEEPEST = 50
 """So many collections one within the other may be in an item."""

@@ -21,7 +21,14 @@ from pipeal.engine.runner.compiling import check_compile
 from pipeal.engine.runner.precision import check_precision, matmul_precision
 from pipeal.engine.sizes import layers_of_stages
 from pipeal.engine.state.layer_state import State
-from pipeal.line.beginning import end_of_epoch, first_item, kept_choice, require_same_config, require_same_data
+from pipeal.line.beginning import (
+    end_of_epoch,
+    first_item,
+    kept_choice,
+    require_same_checkpoints,
+    require_same_config,
+    require_same_data,
+)
 from pipeal.line.failures import Failures
 from pipeal.line.feed import Feed, FeedPosition
 from pipeal.line.incoming import Incoming
@@ -166,14 +173,17 @@ class StageRun:
         config = kept_choice(self.place.folder, self.line, experiment, self._device)
         before = self._before(experiment)
         first = first_item(experiment, config, {} if before is None else before.position.state())
-        position = FeedPosition() if before is None else FeedPosition.after(before.position)
+        every = self.line.checkpoint_epochs
+        position = FeedPosition(checkpoint_epochs=every)
+        if before is not None:
+            position = FeedPosition.after(before.position, every)
         self._feed = self._feed_of(experiment, first, position, before)
 
     def _feed_of(
         self, experiment: Experiment, first: Item, position: FeedPosition, before: ResumedTraining | None
     ) -> Feed:
         states = None if before is None else before.states
-        return Feed(experiment, self._config_of(first.facts), first, position, states, self.line.checkpoint_epochs)
+        return Feed(experiment, self._config_of(first.facts), first, position, states)
 
     def _before(self, experiment: Experiment) -> ResumedTraining | None:
         """The training that the line goes on with, if any."""
@@ -203,6 +213,7 @@ class StageRun:
             require_same_config(experiment, begin.get("asked"))
             require_same_data(experiment, begin["facts"])
             position = FeedPosition.of(state["feed"])
+            require_same_checkpoints(self.line, position.checkpoint_epochs)
             before = None if position.handed is None else self._before(experiment)
             self._feed = self._feed_of(experiment, Item(BEGIN, begin), position, before)
         kept = [Packed.of_state(one) for one in counted["retained"]]

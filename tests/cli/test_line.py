@@ -217,6 +217,12 @@ def test_a_configuration_that_was_edited_when_the_line_had_begun(
     )
     line.write_text(document.dump(edited))
     told_one_line(told, *ran(line, 0, capsys))
+    never = {**content, "checkpoint_epochs": None}
+    line.write_text(document.dump(never))
+    told_never = (
+        r"checkpoint_epochs: it is null in the line's file, but was 1 when the line began, and stays so; put it back"
+    )
+    told_one_line(told_never, *ran(line, 0, capsys))
     assert not list(tmp_path.glob("stage-*/failure.json"))
     moved = shutil.copytree(tmp_path / "data", tmp_path / "elsewhere")
     line.write_text(document.dump({**content, "config": {**config, "data": {**config["data"], "root": str(moved)}}}))
@@ -224,6 +230,8 @@ def test_a_configuration_that_was_edited_when_the_line_had_begun(
     shutil.rmtree(place_of(line, 0).folder / "snapshots")  # it dies before its first one
     line.write_text(document.dump(edited))
     told_one_line(told, *ran(line, 0, capsys))
+    line.write_text(document.dump(never))
+    told_one_line(told_never, *ran(line, 0, capsys))
 
 
 def supervised(line: Path, attempts: int, **options: Any) -> list[list[BaseException]]:

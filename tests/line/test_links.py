@@ -10,7 +10,8 @@ import pytest
 
 from pipeal.core.errors import ConfigError, DataError, LineError
 from pipeal.line.incoming import Incoming
-from pipeal.line.items import Packed
+from pipeal.line.items import FRAME_BYTES, Packed
+from pipeal.line.link import CONNECTIONS, HEARTBEAT_S
 from pipeal.line.retained import Retained
 from tests.line.links import LONG_S, batch, link, number_of, relay, taken, until
 
@@ -303,6 +304,12 @@ def test_items_travel_over_all_connections() -> None:
             one.retained.add(batch(number, 20_000))
         assert taken(receiver, 30) == numbers(0, 30)
         assert all(count > 10 * 80_000 for count in cable.bytes_sent()), cable.bytes_sent()
+
+
+def test_a_piece_on_each_connection_arrives_within_a_heartbeat_over_half_a_megabit_per_second() -> None:
+    """Symptom: over 1.6 Mbit/s a link of four connections was lost every ten seconds, and nothing arrived. Cause: four
+    pieces of 512 KiB shared the rate, each took ten seconds, and a connection that brings nothing for eight is lost."""
+    assert CONNECTIONS * FRAME_BYTES <= 4 * HEARTBEAT_S * 64 * 1024
 
 
 def test_items_beyond_the_room_are_let_go_and_come_again() -> None:

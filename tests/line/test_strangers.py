@@ -15,7 +15,7 @@ import pytest
 import zmq
 
 from pipeal import __version__
-from pipeal.line.items import KINDS, Packed
+from pipeal.line.items import BEGIN, KINDS, Item, Packed
 from pipeal.line.link import HEAD_BYTES, Keys
 from tests.line.frames import Frame
 from tests.line.links import LINE, LONG_S, Link, batch, key_pair, link, taken, until
@@ -193,6 +193,26 @@ def test_an_item_that_comes_before_another_waits_for_it() -> None:
             second.say(*item(5, 2))
             assert taken(receiver, 1) == [(5, 5)]
             assert receiver._waiting_bytes == 0
+
+
+def test_items_far_ahead_without_a_tensor_fill_no_memory() -> None:
+    """Symptom: a peer that left one out filled memory with the heads of others, which no stage ever takes. Cause: bytes
+    of tensors alone counted as room."""
+    with link() as one:
+        receiver = one.receive(room_bytes=50_000)
+        with speaker(zmq.DEALER, one.early, one.address) as peer:
+            peer.say(*greeting(1, connections=2))
+            facts = {"asked": "x" * 20_000, "config": "", "blueprint": {}, "facts": {}, "position": {}}
+            packed = Packed.of(Item(BEGIN, facts, {}))
+            for number in range(1, 20, 2):
+                peer.say(json.dumps(["item", 1, number, *packed.head()]).encode())
+            peer.say(*item(0))
+            assert taken(receiver, 1) == [(0, 0)]
+            assert len(receiver._early) + len(receiver) == 2
+            for number in (2, 4):
+                peer.say(*item(number))
+            assert [found[0] for _ in range(4) if (found := receiver.take(LONG_S)) is not None] == [1, 2, 3, 4]
+            assert heard(peer, "again") == [1]
 
 
 def heard(peer: Speaker, kind: str) -> list[Any]:
