@@ -25,6 +25,7 @@ from pipeal.engine.devices.cpus import cores
 from pipeal.engine.sizes import check_sizes
 from pipeal.line.items import BEGIN, Item
 from pipeal.line.line_file import LineFile
+from pipeal.line.top import POSITION
 from pipeal.planning.planner import TRIAL_BATCHES, balance_one_by_one
 from pipeal.run.build import Experiment
 from pipeal.run.choices import sample_batches
@@ -34,6 +35,7 @@ from pipeal.run.grid import is_in
 from pipeal.run.opening import engine_options
 from pipeal.training.checkpoint.resume import ResumedTraining
 from pipeal.training.checkpoint.store import Checkpoint
+from pipeal.training.position import Position
 
 _CHOSEN = TypeAdapter(dict[str, str])
 
@@ -64,24 +66,26 @@ def check_config(config: RunConfig) -> None:
         )
 
 
-def first_item(experiment: Experiment, config: RunConfig, position: Mapping[str, Any]) -> Item:
+def first_item(experiment: Experiment, config: RunConfig, before: Position | None) -> Item:
     """The item that a line begins with.
 
     Args:
         experiment: Has read the data.
         config: As :func:`kept_choice` gave it.
-        position: Of the training that it goes on with; empty for a new one.
+        before: Where the training stood that it goes on with; None for a new one.
     """
     with tempfile.TemporaryDirectory() as folder:
         experiment.save(Path(folder))
         files = {path.name: torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
                  for path in sorted(Path(folder).iterdir())}  # fmt: skip
+    if before is not None:  # a row for each epoch may be more than fits beside tensors
+        files[POSITION] = torch.frombuffer(bytearray(json.dumps(before.state()).encode()), dtype=torch.uint8)
     facts = {
         "asked": dump_config(experiment.config),
         "config": dump_config(config),
         "blueprint": experiment.models.under(config).blueprint,
         "facts": dict(experiment.facts),
-        "position": dict(position),
+        "batches": 0 if before is None else before.batches,
     }
     return Item(BEGIN, facts, files)
 
@@ -94,6 +98,10 @@ def end_of_epoch(path: Path) -> ResumedTraining:
     """
     named = run_of(path) is not None
     steps = [path] if named else sorted(CHECKPOINTS.at(path).glob("step-*"), reverse=True)
+    if not steps or not steps[0].is_dir():
+        raise DataError(
+            f"{path}: no checkpoint there; name the folder of a run, as line/run is, or one of its checkpoints"
+        )
     bad = list[str]()
     for step in steps:
         try:
@@ -135,14 +143,14 @@ def kept_choice(folder: Path, line: LineFile, experiment: Experiment, device: st
             raise DataError(f"{path}: {first_line(error)}; begin a new line") from error
         if found.get("line") == line.line:
             require_same_config(experiment, found.get("asked"))
-            require_same_checkpoints(line, json.loads(found.get("checkpoint_epochs", "null")))
+            require_same_fixed(line, json.loads(found.get("fixed", "{}")))
             return load_config(type(experiment.config), values=document.parse(found["config"], source="stage 0"))
     config = _chosen(experiment, line, device)
     kept = {
         "line": line.line,
         "asked": dump_config(experiment.config),
         "config": dump_config(config),
-        "checkpoint_epochs": json.dumps(line.checkpoint_epochs),
+        "fixed": json.dumps(line.fixed),
     }
     write_whole(path, json.dumps(kept) + "\n")
     return config
@@ -201,19 +209,24 @@ def require_same_config(experiment: Experiment, asked: str | None) -> None:
             )
 
 
-def require_same_checkpoints(line: LineFile, before: int | None) -> None:
-    """Refuses other epochs between checkpoints than the line began with: items that the next stage has seen already
-    would have other numbers.
+def require_same_fixed(line: LineFile, before: Mapping[str, Any]) -> None:
+    """Refuses what decides which items there are, where it is not what the line began with: the next stage may have
+    seen some of them.
+
+    Args:
+        line: As its file has it now.
+        before: Its :attr:`LineFile.fixed` when it began.
 
     Raises:
-        ConfigError: They are others.
+        ConfigError: Something is another.
     """
-    if line.checkpoint_epochs != before:
-        now, was = (json.dumps(value) for value in (line.checkpoint_epochs, before))
-        raise ConfigError(
-            f"checkpoint_epochs: it is {now} in the line's file, but was {was} when the line began, and stays so; put "
-            "it back, or begin a new line with pipeal line init"
-        )
+    for key, found in line.fixed.items():
+        if found != before.get(key):
+            now, was = (json.dumps(value) for value in (found, before.get(key)))
+            raise ConfigError(
+                f"{key}: it is {now} in the line's file, but was {was} when the line began, and stays so; put it back, "
+                "or begin a new line with pipeal line init"
+            )
 
 
 def require_same_data(experiment: Experiment, before: Mapping[str, Any]) -> None:

@@ -53,15 +53,16 @@ def init(
         PipealError: In one line; nothing has been written then.
     """
     settings = {name.replace("__", "."): value for name, value in given.items()}
+    done = 0
     if resume is not None:
         if any((dataset, model, preset, config_file)):
             raise ConfigError(
                 "--resume: the run says what is trained; leave out --dataset, --model, --preset, --config"
             )
-        resume, dataset, model, config_file = _trained_in(Path(resume))
+        resume, done, dataset, model, config_file = _trained_in(Path(resume))
     kind, config = named_config(dataset, model or "transformer", preset, config_file, overrides, settings)
     if resume is not None:
-        config = _to_go_on(config, stages=1 + len(addresses))
+        config = _to_go_on(config, done, stages=1 + len(addresses))
     check_config(config)
     folder = Path(out)
     line = make_line(folder, kind, nested(all_values(config)), addresses, {"resume": resume})
@@ -72,21 +73,28 @@ def init(
     print("  pipeal line run line.yaml --stage K")
 
 
-def _trained_in(path: Path) -> tuple[str, str, str, str]:
-    """The checkpoint to go on with, the data set and the model that it is of, and the file with the configuration."""
-    checkpoint = end_of_epoch(path).path
-    config = CONFIG.at(checkpoint.parents[1])
+def _trained_in(path: Path) -> tuple[str, int, str, str, str]:
+    """The checkpoint to go on with, the epochs behind it, its data set and model, and the configuration's file."""
+    before = end_of_epoch(path)
+    config = CONFIG.at(before.path.parents[1])
     with refusals_told(f"{config}: cannot be read", "; name the folder of a run of one form"):
         found = document.parse(config.read_text(encoding="utf-8"), source=str(config))
     try:
         dataset, model = found["dataset"], found["model"]["name"]
-        return str(checkpoint), (found["data"]["file"] if dataset == FILE else dataset), model, str(config)
+        dataset = found["data"]["file"] if dataset == FILE else dataset
+        return str(before.path), before.position.epoch, dataset, model, str(config)
     except (KeyError, TypeError) as error:
         raise DataError(f"{config}: {first_line(error)} is missing, which the configuration of a run has") from None
 
 
-def _to_go_on(config: RunConfig, *, stages: int) -> RunConfig:
-    """Without what was chosen for the devices that the run had."""
+def _to_go_on(config: RunConfig, done: int, *, stages: int) -> RunConfig:
+    """Without what was chosen for the devices that the run had.
+
+    Raises:
+        ConfigError: So many epochs are done, and no more are asked for.
+    """
+    if config.train.epochs <= done:
+        raise ConfigError(f"--resume: {done} epochs of {config.train.epochs} are done; ask for more with --epochs")
     sizes = config.engine.sizes
     return replace(
         config,

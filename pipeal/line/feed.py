@@ -41,8 +41,6 @@ class FeedPosition:
         trained: That all of it was, and the answers have begun.
         asked: Batches to answer, after this epoch.
         saved: The epochs that a checkpoint was made of.
-        checkpoint_epochs: So many epochs from one checkpoint to the next; None for none but at the end. It stays as it
-            was when the line began, since it decides which number an item has.
         ended: The last item.
     """
 
@@ -54,7 +52,6 @@ class FeedPosition:
     trained: bool = False
     asked: int = 0
     saved: int = 0
-    checkpoint_epochs: int | None = None
     ended: bool = False
 
     def next_epoch(self) -> None:
@@ -62,15 +59,9 @@ class FeedPosition:
         self.epoch, self.part, self.trained, self.asked = self.epoch + 1, Part(), False, 0
 
     @classmethod
-    def after(cls, position: Position, checkpoint_epochs: int | None) -> FeedPosition:
+    def after(cls, position: Position) -> FeedPosition:
         """That of a line which goes on with a training from the end of an epoch."""
-        return cls(
-            handed=0,
-            epoch=position.epoch,
-            batches=position.batches,
-            saved=position.epoch,
-            checkpoint_epochs=checkpoint_epochs,
-        )
+        return cls(handed=0, epoch=position.epoch, batches=position.batches, saved=position.epoch)
 
     def state(self) -> dict[str, Any]:
         """As JSON."""
@@ -99,6 +90,7 @@ class Feed:
         first: The first item's facts and tree.
         position: Where to go on; moves along, ahead of the item that is given.
         states: Of the layers, where they do not begin with their first weights.
+        checkpoint_epochs: So many epochs from one checkpoint to the next; None for none but at the end.
 
     Attributes:
         total: How many batches all epochs have, if each has as many as the one under way; None before the first.
@@ -111,8 +103,10 @@ class Feed:
         first: Item,
         position: FeedPosition,
         states: Mapping[int, State] | None = None,
+        checkpoint_epochs: int | None = None,
     ) -> None:
         self.experiment = experiment
+        self._checkpoint_epochs = checkpoint_epochs
         self._states = states or {}
         self._config = config
         self._first = first
@@ -168,7 +162,7 @@ class Feed:
             yield Item(END)
 
     def _is_to_save(self, at: FeedPosition) -> bool:
-        every, between = at.checkpoint_epochs, not (at.trained or at.part.batches)
+        every, between = self._checkpoint_epochs, not (at.trained or at.part.batches)
         return every is not None and between and at.epoch > at.saved and at.epoch % every == 0
 
     def _asked(self) -> Iterator[tuple[str, Any, Any]]:

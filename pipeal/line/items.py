@@ -36,7 +36,7 @@ learnt; all of these have been sent, for a checkpoint; the last item, which make
 KINDS = (BEGIN, STATE, BATCH, EVALUATE, DECODER, ASK, ROW, LAYER, CHECKPOINT, END)
 
 _FACTS: Mapping[str, Mapping[str, type]] = {
-    BEGIN: {"asked": str, "config": str, "blueprint": dict, "facts": dict, "position": dict},
+    BEGIN: {"asked": str, "config": str, "blueprint": dict, "facts": dict, "batches": int},
     STATE: {"layer": int},
     BATCH: {"batch": int, "lr_scale": float, "updates": bool},
     EVALUATE: {"epoch": int, "part": dict},  # and from the second stage on what the layers before have lost

@@ -83,6 +83,11 @@ class LineFile:
     resume: str | None = None
 
     @property
+    def fixed(self) -> dict[str, Any]:
+        """What decides which items travel: it stays as it was when the line began."""
+        return {"checkpoint_epochs": self.checkpoint_epochs, "resume": self.resume}
+
+    @property
     def crowd(self) -> int:
         """How many stages share a machine's cores, at most, as addresses tell: those on the loopback do with the first.
 

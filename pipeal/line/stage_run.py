@@ -25,9 +25,9 @@ from pipeal.line.beginning import (
     end_of_epoch,
     first_item,
     kept_choice,
-    require_same_checkpoints,
     require_same_config,
     require_same_data,
+    require_same_fixed,
 )
 from pipeal.line.failures import Failures
 from pipeal.line.feed import Feed, FeedPosition
@@ -172,18 +172,15 @@ class StageRun:
     def _begin_feed(self, experiment: Experiment) -> None:
         config = kept_choice(self.place.folder, self.line, experiment, self._device)
         before = self._before(experiment)
-        first = first_item(experiment, config, {} if before is None else before.position.state())
-        every = self.line.checkpoint_epochs
-        position = FeedPosition(checkpoint_epochs=every)
-        if before is not None:
-            position = FeedPosition.after(before.position, every)
+        first = first_item(experiment, config, None if before is None else before.position)
+        position = FeedPosition() if before is None else FeedPosition.after(before.position)
         self._feed = self._feed_of(experiment, first, position, before)
 
     def _feed_of(
         self, experiment: Experiment, first: Item, position: FeedPosition, before: ResumedTraining | None
     ) -> Feed:
         states = None if before is None else before.states
-        return Feed(experiment, self._config_of(first.facts), first, position, states)
+        return Feed(experiment, self._config_of(first.facts), first, position, states, self.line.checkpoint_epochs)
 
     def _before(self, experiment: Experiment) -> ResumedTraining | None:
         """The training that the line goes on with, if any."""
@@ -213,7 +210,7 @@ class StageRun:
             require_same_config(experiment, begin.get("asked"))
             require_same_data(experiment, begin["facts"])
             position = FeedPosition.of(state["feed"])
-            require_same_checkpoints(self.line, position.checkpoint_epochs)
+            require_same_fixed(self.line, state["fixed"])
             before = None if position.handed is None else self._before(experiment)
             self._feed = self._feed_of(experiment, Item(BEGIN, begin), position, before)
         kept = [Packed.of_state(one) for one in counted["retained"]]
@@ -231,7 +228,7 @@ class StageRun:
         """The first item: the stage is built, unless what its layers go on with is still to come."""
         assert isinstance(item.tree, dict)
         self._begin, self._files = item.facts, item.tree
-        if not item.facts["position"]:
+        if not item.facts["batches"]:
             self._build(item.facts, self._experiment, None)
         if not self._is_last:
             self._emit(item)
@@ -269,11 +266,12 @@ class StageRun:
         self._open.enter_context(intra_op_threads(config.engine.threads))
         self._open.enter_context(matmul_precision(config.engine.matmul))
         self._open.enter_context(attention_without_plans({device.type}))
-        first = begin.get("position", {}).get("batches", 0)  # older snapshots have none
-        self._worker = StageWorker(self.number, models, config, own, self._device, self._emit, states, self._top, first)
+        self._worker = StageWorker(
+            self.number, models, config, own, self._device, self._emit, states, self._top, begin["batches"]
+        )
         self._open.callback(self._worker.close)
         if self._top is not None and self._files is not None:
-            self._top.begin(self._config_of(begin, "asked"), self._files, begin["position"])
+            self._top.begin(self._config_of(begin, "asked"), self._files)
             self._files = None
 
     def _connect(self) -> None:
@@ -423,6 +421,7 @@ class StageRun:
             "begin": self._begin,
             "first": first,
             "ended": self._ended,
+            "fixed": self.line.fixed,
             "feed": None if self._feed is None else self._feed.position.state(),
         }
         tensors = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -30,6 +31,9 @@ from pipeal.training.position import Position
 from pipeal.training.trainer import Scores
 
 _log = logging.getLogger(__name__)
+
+POSITION = ".position"
+"""Beside the files of the first item: no name of one."""
 
 _MOST_FILES = 16
 
@@ -65,21 +69,22 @@ class Top:
         self._recorders = list(recorders_of(config, folder))
         self._progress = Progress(epochs=config.train.epochs, label=METHODS[config.train.mode].label)
 
-    def begin(self, asked: RunConfig, files: Mapping[str, Tensor], position: Mapping[str, Any]) -> None:
+    def begin(self, asked: RunConfig, files: Mapping[str, Tensor]) -> None:
         """Makes the folder, with the files that a trained model needs to read its input.
 
         Args:
             asked: The configuration of the line's file, by which a run is taken up again.
-            files: What they hold, by name.
-            position: Of the training that the line goes on with; empty for a new one.
+            files: What they hold, by name; as :data:`POSITION`, where the training stood that the line goes on with.
 
         Raises:
             DataError: Their names lead elsewhere, the folder holds another run, or the system refused to write.
         """
+        files = dict(files)
+        before = files.pop(POSITION, None)
         if len(files) > _MOST_FILES or any(Path(name).name != name or name.startswith(".") for name in files):
             raise DataError(f"files of the names {', '.join(files)[:200]} came; expected plain names")
-        if position:
-            self.position = Position.of(position, [])
+        if before is not None:
+            self.position = Position.of(json.loads(bytes(before.numpy())), [])
         self.folder.mkdir(parents=True, exist_ok=True)
         if CONFIG.at(self.folder).exists() and last_told(self.folder).get("line") != self._line:
             raise DataError(f"{self.folder} holds another run; name another folder by --run")

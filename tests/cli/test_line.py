@@ -223,6 +223,8 @@ def test_a_configuration_that_was_edited_when_the_line_had_begun(
         r"checkpoint_epochs: it is null in the line's file, but was 1 when the line began, and stays so; put it back"
     )
     told_one_line(told_never, *ran(line, 0, capsys))
+    line.write_text(document.dump({**content, "resume": "elsewhere"}))
+    told_one_line(r'resume: it is "elsewhere" in the line.s file, but was null when', *ran(line, 0, capsys))
     assert not list(tmp_path.glob("stage-*/failure.json"))
     moved = shutil.copytree(tmp_path / "data", tmp_path / "elsewhere")
     line.write_text(document.dump({**content, "config": {**config, "data": {**config["data"], "root": str(moved)}}}))
@@ -383,7 +385,11 @@ def test_what_a_line_cannot_go_on_with_is_told_in_one_line(tmp_path: Path, capsy
 
     alone = run_alone(text_line(tmp_path / "0", "lstm", 2, "train.epochs=1"), tmp_path / "alone")
     capsys.readouterr()
-    assert "no checkpoint at the end of an epoch" in told(f"--resume={tmp_path}")
+    assert "no checkpoint there; name the folder of a run" in told(f"--resume={tmp_path}")
+    assert "no checkpoint there; name the folder of a run" in told(
+        f"--resume={alone / 'checkpoints' / 'step-000000001'}"
+    )
+    assert "1 epochs of 1 are done; ask for more with --epochs" in told(f"--resume={alone}")
     assert "leave out --dataset, --model" in told(f"--resume={alone}", "--model=lstm")
     (checkpoint,) = (alone / "checkpoints").glob("step-*")
     with CheckpointStore(alone / "checkpoints") as store:
@@ -393,11 +399,11 @@ def test_what_a_line_cannot_go_on_with_is_told_in_one_line(tmp_path: Path, capsy
         within = store.save(
             one.step + 1, dict(one.layers()), one.position, one.state | {"training": training}, epoch={"losses": []}
         )
-    found = told(f"--resume={within}")
+    found = told(f"--resume={within}", "--epochs=2")
     assert "no checkpoint at the end of an epoch" in found
     assert "was taken after batch 1 of epoch 2" in found
     code, _, err = run_command(
-        command, capsys, "init", f"--resume={alone}", "--stage=a:4001", f"--out={tmp_path / 'line'}"
+        command, capsys, "init", f"--resume={alone}", "--epochs=2", "--stage=a:4001", f"--out={tmp_path / 'line'}"
     )
     assert code == 0, err
     assert read_line(tmp_path / "line" / "line.yaml").resume == str(checkpoint)

@@ -20,7 +20,7 @@ from pipeal.line.items import ASK, BATCH, BEGIN, CHECKPOINT, DECODER, END, EVALU
 from tests.line.frames import Frame
 
 FACTS: dict[str, dict[str, Any]] = {
-    BEGIN: {"asked": "train: {}", "config": "train: {}", "blueprint": {}, "facts": {"samples": 3}, "position": {}},
+    BEGIN: {"asked": "train: {}", "config": "train: {}", "blueprint": {}, "facts": {"samples": 3}, "batches": 0},
     STATE: {"layer": 1},
     CHECKPOINT: {},
     BATCH: {"batch": 3, "lr_scale": 0.5, "updates": True},

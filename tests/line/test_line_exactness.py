@@ -205,6 +205,19 @@ def test_states_that_are_more_than_may_wait(tmp_path: Path) -> None:
     assert_same(tmp_path / "run", alone)
 
 
+def test_a_run_of_more_epochs_than_fit_beside_tensors(tmp_path: Path) -> None:
+    """A row of each travels with the first item: in its head, 3,000 were refused."""
+    alone = run_alone(text_line(tmp_path / "0", "lstm", 2, "train.epochs=1"), tmp_path / "alone")
+    (one,) = checkpoints(alone)
+    training, count = dict(one.state["training"]), 3000
+    training |= {"epoch": count, "rows": [training["rows"][0] | {"epoch": 1 + number} for number in range(count)]}
+    with CheckpointStore(alone / "checkpoints", keep=9) as store:
+        store.save(one.step, dict(one.layers()), one.position, one.state | {"training": training}, True, one.epoch())
+    run_line(new_line(tmp_path, None, None, 2, f"train.epochs={count + 1}", resume=str(one.path)))
+    (found,) = checkpoints(tmp_path / "run")
+    assert len(found.state["training"]["rows"]) == count + 1
+
+
 def test_a_checkpoint_that_cannot_be_written_ends_nothing_but_the_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -202,7 +202,7 @@ def test_items_far_ahead_without_a_tensor_fill_no_memory() -> None:
         receiver = one.receive(room_bytes=50_000)
         with speaker(zmq.DEALER, one.early, one.address) as peer:
             peer.say(*greeting(1, connections=2))
-            facts = {"asked": "x" * 20_000, "config": "", "blueprint": {}, "facts": {}, "position": {}}
+            facts = {"asked": "x" * 20_000, "config": "", "blueprint": {}, "facts": {}, "batches": 0}
             packed = Packed.of(Item(BEGIN, facts, {}))
             for number in range(1, 20, 2):
                 peer.say(json.dumps(["item", 1, number, *packed.head()]).encode())
