@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from pipeal.reporting.page.rows import read_rows
 from pipeal.reporting.plots import draw_curves
 from pipeal.reporting.recorders import CsvRecorder, JsonLinesRecorder
-from pipeal.training.checkpoint.policy import _is_best
+from pipeal.training.checkpoint.policy import is_best
 from pipeal.training.metric import ACCURACY, LOSS, MeanSd, best_rows, last_rows, measure_of
 from pipeal.training.position import Position
 from pipeal.training.row import EpochRow
@@ -54,7 +54,7 @@ def test_no_test_figure_can_change_what_is_chosen() -> None:
         (best,) = best_rows(seen)
         assert best.epoch == 2, "the first of equals"
         assert [row.score for row in seen] == [0.5, 0.8, 0.8, 0.6]
-        marks = [_is_best(Position(epoch=n, batches=n, rows=seen[:n])) for n in range(1, 5)]
+        marks = [is_best(Position(epoch=n, batches=n, rows=seen[:n])) for n in range(1, 5)]
         assert marks == [True, True, False, False]
 
 
@@ -63,7 +63,7 @@ def test_without_held_out_samples_no_epoch_is_chosen() -> None:
     assert best_rows(rows) == []
     assert ACCURACY.at_best(rows) is None
     assert ACCURACY.last(rows) == MeanSd((0.2,))
-    assert not any(_is_best(Position(epoch=n, batches=n, rows=rows[:n])) for n in (1, 2))
+    assert not any(is_best(Position(epoch=n, batches=n, rows=rows[:n])) for n in (1, 2))
 
 
 def test_the_last_epoch_is_that_of_turns_which_have_come_to_it() -> None:
