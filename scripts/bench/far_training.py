@@ -73,7 +73,7 @@ def measure(line: Line, kind: LinkKind, packet: str, options: argparse.Namespace
                     log = (folder / f"log-{number}.txt").read_text(encoding="utf-8")
                     raise RuntimeError(f"stage {number} ended with {one.process.exitcode}: {log[-1000:]}")
             with suppress(OSError, ValueError, KeyError):
-                status = folder / f"stage-{STAGES - 1}" / "status.json"
+                status = folder / f"stage-{STAGES - 1}" / "stage.json"
                 own = json.loads(status.read_text(encoding="utf-8"))["stages"][str(STAGES - 1)]
                 return int(own["batches"])
             return 0

@@ -113,7 +113,7 @@ class Stage:
 
     def _batches(self) -> int:
         with suppress(OSError, ValueError, KeyError):
-            path = self.folder / f"stage-{self.number}" / "status.json"
+            path = self.folder / f"stage-{self.number}" / "stage.json"
             own = json.loads(path.read_text(encoding="utf-8"))["stages"][str(self.number)]
             self.retained_mib = max(self.retained_mib, own["retained_mib"])
             return int(own["batches"])
