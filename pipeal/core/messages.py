@@ -8,9 +8,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import TypeVar
 
+_log = logging.getLogger(__name__)
+
 Handler = TypeVar("Handler", bound=logging.Handler)
+
+
+@cache
+def tell_once(line: str, level: int = logging.INFO) -> None:
+    """Logs what is found each time that a model is made, once in a process."""
+    _log.log(level, line)
 
 
 @contextmanager

@@ -34,7 +34,7 @@ from pipeal.run.find_run import WHERE_DATA_IS, changes, run_of
 from pipeal.run.grid import is_in
 from pipeal.run.opening import engine_options
 from pipeal.training.checkpoint.resume import ResumedTraining
-from pipeal.training.checkpoint.store import Checkpoint
+from pipeal.training.checkpoint.store import Checkpoint, CheckpointStore
 from pipeal.training.position import Position
 
 _CHOSEN = TypeAdapter(dict[str, str])
@@ -96,27 +96,30 @@ def end_of_epoch(path: Path) -> ResumedTraining:
     Raises:
         DataError: There is none, it stands within an epoch, or it is of a later turn.
     """
-    named = run_of(path) is not None
-    steps = [path] if named else sorted(CHECKPOINTS.at(path).glob("step-*"), reverse=True)
-    if not steps or not steps[0].is_dir():
+    passed_over = list[str]()
+
+    def ends_an_epoch(checkpoint: Checkpoint) -> bool:
+        position = ResumedTraining.of(checkpoint).position
+        if position.turn == 1 and position.epoch and not position.part.batches:
+            return True
+        passed_over.append(f"{checkpoint.path} was taken after {position.where} of turn {position.turn}")
+        return False
+
+    if run_of(path) is None:
+        found = CheckpointStore(CHECKPOINTS.at(path)).newest(passed_over.append, ends_an_epoch)
+    else:
+        named = Checkpoint.open(path) if path.is_dir() else None
+        found = named if named is not None and ends_an_epoch(named) else None
+    if found is not None:
+        return ResumedTraining.of(found)
+    if not passed_over:
         raise DataError(
             f"{path}: no checkpoint there; name the folder of a run, as line/run is, or one of its checkpoints"
         )
-    bad = list[str]()
-    for step in steps:
-        try:
-            found = ResumedTraining.of(Checkpoint.open(step))
-        except DataError as error:
-            if named:
-                raise
-            bad.append(str(error))
-            continue
-        position = found.position
-        if position.turn == 1 and position.epoch and not position.part.batches:
-            return found
-        bad.append(f"{step} was taken after {position.where} of turn {position.turn}")
-    why = f" ({'; '.join(bad[:3])})" if bad else ""
-    raise DataError(f"{path}: no checkpoint at the end of an epoch{why}; have the run go on to one, or name another")
+    raise DataError(
+        f"{path}: no checkpoint at the end of an epoch ({'; '.join(passed_over[:3])}); have the run go on to one, or "
+        "name another"
+    )
 
 
 def kept_choice(folder: Path, line: LineFile, experiment: Experiment, device: str) -> Any:
@@ -203,10 +206,7 @@ def require_same_config(experiment: Experiment, asked: str | None) -> None:
     before = load_config(type(config), values=document.parse(asked, source="stage 0"))
     for key, was, found in changes(before, config):
         if not is_in(key, (*WHERE_DATA_IS, "out")):
-            raise ConfigError(
-                f"config: {key} is {found} in the line's file, but was {was} when the line began, and stays so; put it "
-                "back, or begin a new line with pipeal line init"
-            )
+            raise _another(f"config: {key} is", found, was)
 
 
 def require_same_fixed(line: LineFile, before: Mapping[str, Any]) -> None:
@@ -222,11 +222,14 @@ def require_same_fixed(line: LineFile, before: Mapping[str, Any]) -> None:
     """
     for key, found in line.fixed.items():
         if found != before.get(key):
-            now, was = (json.dumps(value) for value in (found, before.get(key)))
-            raise ConfigError(
-                f"{key}: it is {now} in the line's file, but was {was} when the line began, and stays so; put it back, "
-                "or begin a new line with pipeal line init"
-            )
+            raise _another(f"{key}: it is", json.dumps(found), json.dumps(before.get(key)))
+
+
+def _another(key_is: str, found: str, before: str) -> ConfigError:
+    return ConfigError(
+        f"{key_is} {found} in the line's file, but was {before} when the line began, and stays so; put it back, or "
+        "begin a new line with pipeal line init"
+    )
 
 
 def require_same_data(experiment: Experiment, before: Mapping[str, Any]) -> None:

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from pipeal.core.errors import ConfigError, DataError, first_line
 from pipeal.core.extras import transformers
 from pipeal.core.materialize import without_numbers
+from pipeal.core.messages import tell_once
 from pipeal.core.methods import METHODS
 from pipeal.core.names import HF, source_of
 from pipeal.core.protocols import TrainableLayer
@@ -40,7 +41,7 @@ from pipeal.methods.cutting.cut import cut
 from pipeal.methods.cutting.probe import probing
 from pipeal.methods.cutting.shares import names_for
 from pipeal.methods.network import part_sizes
-from pipeal.models.weights import fill_network, tell_once
+from pipeal.models.weights import fill_network
 
 USUAL_PARTS = 4
 """Of a network without a row of blocks."""

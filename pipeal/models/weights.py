@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from itertools import accumulate
 
 import torch
@@ -13,10 +11,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from pipeal.core.errors import ConfigError, DataError, first_line
+from pipeal.core.messages import tell_once
 from pipeal.core.weights import Weights
 from pipeal.methods.network import Network, Unit
-
-_log = logging.getLogger(__name__)
 
 
 def read_weights(path: str) -> dict[str, Tensor]:
@@ -118,9 +115,3 @@ def _check(found: Mapping[str, Tensor], named: Mapping[str, Tensor], path: str, 
         Weights(found).check(named, [name for name in named if name not in left])
     except ConfigError as error:
         raise ConfigError(f"model.weights: {path}: {error}") from error
-
-
-@cache
-def tell_once(line: str) -> None:
-    """Logs what is found each time that a model is made, once in a process."""
-    _log.info(line)

@@ -112,7 +112,7 @@ def passing(feed: EpochBatches, epochs: int) -> Iterator[Any]:
 
 
 def learnt(experiment: Experiment, wanted: Curve, per_epoch: int) -> Curve:
-    """Trains: all samples of all epochs once, whoever has them.
+    """Trains: all samples of all epochs once, whichever worker has them.
 
     Args:
         experiment: With data and configuration.

@@ -17,6 +17,7 @@ from pipeal.config import document
 from pipeal.core.errors import DataError, Interrupted, LineError
 from pipeal.core.lock import FileLock
 from pipeal.line import commands
+from pipeal.line.beginning import end_of_epoch
 from pipeal.line.incoming import Incoming
 from pipeal.line.items import Item
 from pipeal.line.line_file import key_path, keys_of, read_line
@@ -374,6 +375,17 @@ def test_a_line_is_made_to_go_on_with_a_run(tmp_path: Path, capsys: pytest.Captu
     engine, train = line.config["engine"], line.config["train"]
     assert (engine["devices"], engine["sizes"], engine["threads"]) == ("auto", None, 1)
     assert (train["epochs"], train["precision"], line.config["model"]["name"]) == (3, "fp32", "lstm")
+
+
+def test_a_line_goes_on_with_the_checkpoint_that_a_run_went_back_to(tmp_path: Path) -> None:
+    """It is the newest, though others have more batches behind them."""
+    settings = ("train.epochs=2", "train.checkpoint.keep=9")
+    alone = run_alone(text_line(tmp_path / "0", "lstm", 2, *settings), tmp_path / "alone")
+    first, last = sorted((alone / "checkpoints").glob("step-*"))
+    assert end_of_epoch(alone).path == last
+    with CheckpointStore(alone / "checkpoints", keep=9) as store:
+        store.make_newest(Checkpoint.open(first))
+    assert end_of_epoch(alone).path == first
 
 
 def test_what_a_line_cannot_go_on_with_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

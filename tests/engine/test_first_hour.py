@@ -84,6 +84,13 @@ def test_pairs_and_objects_are_batches(batch: Any) -> None:
     assert pair_of(batch) == (1, 2)
 
 
+def assert_told(error: type[Exception], build: Callable[[], object], words: str) -> None:
+    """What builds something ends with an error of that type, in one line with these words."""
+    with pytest.raises(error, match=words) as caught:
+        build()
+    assert "\n" not in str(caught.value)
+
+
 NO_LAYERS: dict[str, tuple[Callable[[], Any], str]] = {
     "ENC of classes": (
         lambda: ENC(nn.Linear, nn.Linear),
@@ -116,10 +123,7 @@ NO_LAYERS: dict[str, tuple[Callable[[], Any], str]] = {
 
 @pytest.mark.parametrize("name", NO_LAYERS)
 def test_what_is_no_layer_is_told_at_once(name: str) -> None:
-    build, words = NO_LAYERS[name]
-    with pytest.raises(LayerError, match=words) as caught:
-        build()
-    assert "\n" not in str(caught.value)
+    assert_told(LayerError, *NO_LAYERS[name])
 
 
 def test_a_module_without_layers() -> None:
@@ -314,10 +318,7 @@ NO_SAMPLES: dict[str, tuple[Callable[[], Any], str]] = {
 
 @pytest.mark.parametrize("name", NO_SAMPLES)
 def test_what_from_bp_cannot_convert_says_what_it_wants(name: str) -> None:
-    build, words = NO_SAMPLES[name]
-    with pytest.raises(ConfigError, match=words) as caught:
-        build()
-    assert "\n" not in str(caught.value)
+    assert_told(ConfigError, *NO_SAMPLES[name])
 
 
 def test_layers_of_a_transformer_encoder_are_cut_where_the_forward_calls_them() -> None:

@@ -36,7 +36,7 @@ class Window:
     Args:
         fills: So many messages fill the peer's queue: it takes them at once, and they say nothing of its steps.
         least: So many may be on their way whatever is measured, where they have room. Several connections that each
-            carry a message now and then are slow, since TCP begins anew after a pause, and it would stay like that.
+            carry a message now and then are slow, since TCP begins again after a pause, and it would stay like that.
 
     Attributes:
         size: How many may be on their way.

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from pipeal.core.errors import ConfigError, first_line
 from pipeal.core.materialize import InitWeights, is_on_meta
+from pipeal.core.messages import tell_once
 from pipeal.core.methods import METHODS
 from pipeal.core.modules import device_of
 from pipeal.core.tree import Tree, batch_size, describe, map_tensors, move, shapes_of, tensors
@@ -53,8 +53,6 @@ from pipeal.methods.cutting.piece import Features, Piece
 from pipeal.methods.cutting.probe import ShapesAlone, probing
 from pipeal.methods.layer import LocalLayer
 from pipeal.methods.optimizers import OptimizerFactory
-
-_log = logging.getLogger(__name__)
 
 LETTERS = ("f", "b", "g", "h")
 
@@ -122,14 +120,15 @@ def _convert(
     for f in tried:
         for module in f.writers:  # at last: a conversion that fails leaves the network as it was
             module.inplace = False  # type: ignore[assignment]
-    return layers, shapes, [*_cuts(model, split, parts)]
+    return layers, shapes, _cuts(model, split, parts)
 
 
-def _cuts(model: Model, split: Sequence[str] | int | None, parts: Sequence[Part]) -> Iterator[str]:
-    """Where a network was cut into a number of layers, as one would name it."""
-    if isinstance(split, int) and isinstance(model, nn.Module) and len(parts) > 1:
-        names = ", ".join(f'"{part.name}"' for part in parts[1:])
-        yield f"cut at split=[{names}]"
+def _cuts(model: Model, split: Sequence[str] | int | None, parts: Sequence[Part]) -> list[str]:
+    """Where a network was cut into a number of layers, as one would name it; nothing of others."""
+    if not (isinstance(split, int) and isinstance(model, nn.Module) and len(parts) > 1):
+        return []
+    names = ", ".join(f'"{part.name}"' for part in parts[1:])
+    return [f"cut at split=[{names}]"]
 
 
 def _tell_of_classifier(how: Conversion, last: Forward) -> None:
@@ -138,16 +137,12 @@ def _tell_of_classifier(how: Conversion, last: Forward) -> None:
         return
     width = last.out.shape[1] if isinstance(last.out, Tensor) and last.out.dim() == 2 else None
     if width == how.outputs and width < (how.code or POOLED_CODE):
-        _warn_once(
+        tell_once(
             f"layer {last.number} ({last.name!r}) gives {width} numbers, as many as there are classes, and the last "
             "bridge sees no more, through which the last exit learns late; if its last map is one to classes, put "
-            "nn.Identity() in its place"
+            "nn.Identity() in its place",
+            logging.WARNING,
         )
-
-
-@cache
-def _warn_once(line: str) -> None:
-    _log.warning(line)
 
 
 def _piece(

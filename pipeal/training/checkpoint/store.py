@@ -171,11 +171,14 @@ class CheckpointStore:
                 clear_parts(self.folder, kept)
         return path
 
-    def newest(self, on_bad: Callable[[str], None]) -> Checkpoint | None:
+    def newest(
+        self, on_bad: Callable[[str], None], is_wanted: Callable[[Checkpoint], bool] = lambda _: True
+    ) -> Checkpoint | None:
         """The newest checkpoint that is as it was written; None if there is none.
 
         Args:
             on_bad: Told of each one that is not, on the way there, and of what is wrong with it.
+            is_wanted: Passes over others; may raise DataError of one that is bad.
 
         Raises:
             DataError: The folder cannot be read.
@@ -183,7 +186,8 @@ class CheckpointStore:
         found = sorted(self._readable(on_bad), key=lambda one: one.number, reverse=True)
         for one in found:
             try:
-                return Checkpoint.open(one.path)
+                if is_wanted(opened := Checkpoint.open(one.path)):
+                    return opened
             except DataError as error:
                 if one.path.exists():  # or the process that saves here has just removed it
                     self._bad.add(one.number)
