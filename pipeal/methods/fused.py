@@ -44,7 +44,11 @@ def step_and_clear(optimizers: Iterable[torch.optim.Optimizer]) -> None:
                 tensors += more
     for (kernel, _, (beta1, beta2, lr, eps, weight_decay, maximize)), row in rows.items():
         parameters, gradients, means, squares, steps = row
-        torch._foreach_add_(steps, 1)
+        if steps[0].is_cpu:
+            # A number would be made a tensor again for each of them, which takes four times as long.
+            torch._foreach_add_(steps, torch.ones(()), alpha=1.0)
+        else:
+            torch._foreach_add_(steps, 1)
         kernel(
             parameters,
             gradients,
