@@ -19,6 +19,20 @@ from pipeal.training.checkpoint.writer import HURRY_S
 from tests.cli.running import run_command
 
 NAME = "cifar10-vgg-al-001"
+SLOW = """
+import time
+from pipeal.engine.pipeline import Pipeline
+from pipeal.cli import vision
+
+submit = Pipeline.submit
+def slow(*batch, **options):
+    time.sleep(0.05)
+    submit(*batch, **options)
+Pipeline.submit = slow
+vision.main()
+"""
+"""Of the run's 200 batches hardly any pass between a checkpoint and whoever waits for it, also on a busy machine."""
+
 HANGING = """
 import sys, time
 from pipeal.training.checkpoint.store import CheckpointStore
@@ -50,7 +64,7 @@ def _heeded() -> Iterator[None]:
 
 
 def images(folder: Path) -> list[str]:
-    """A command that trains on twenty batches an epoch, of two small images each; for long enough to be signalled."""
+    """A command that trains on twenty batches an epoch, of two small images each."""
     write_images(folder)
     return [
         "cifar10", "vgg", f"--data-root={folder}", f"--set=data.cache={folder}", "--devices=cpu*2", "--size=16",
@@ -130,7 +144,7 @@ def test_whatever_signals_a_run_and_its_workers_get_it_goes_on_as_if_untouched(
 
 def signalled_as_a_group(number: signal.Signals, command: list[str], out: Path) -> None:
     """Symptom: the loader's workers died of it first, and the run of that, with nothing saved."""
-    with under_way(["cvmain.py", *command], out) as process:
+    with under_way(["-c", SLOW, *command], out) as process:
         assert len(session_of(process)) == 2
         os.killpg(process.pid, number)
         assert process.wait(600) == 128 + number, said(out)
@@ -140,7 +154,7 @@ def signalled_as_a_group(number: signal.Signals, command: list[str], out: Path) 
 
 def robbed_of_a_worker(command: list[str], out: Path) -> None:
     """What the kernel does when memory runs out."""
-    with under_way(["cvmain.py", *command], out) as process:
+    with under_way(["-c", SLOW, *command], out) as process:
         os.kill(session_of(process)[0], signal.SIGKILL)
         assert process.wait(600) == 1, said(out)
         assert "a worker process that prepares batches died" in told(out)
