@@ -229,7 +229,7 @@ def test_kernels_are_in_physical_memory_once_however_deep() -> None:
 def test_bytes_by_part_are_forecast_within_5_percent(name: str) -> None:
     """From batches of half the samples and less: bytes do not depend on the machine's speed or load."""
     subject = Made(name)
-    samples = 48
+    samples = 16 if name in ("vgg", "resnet") else 48
     model = forecast(subject, samples // 2)
     batch = resized(subject.batch(), samples)
     for way in WAYS.values():
