@@ -21,11 +21,13 @@ class AugLocalConfig:
         width: Of the copies, as a multiple of the network's.
         pyramid: How far the number of copies falls from ``depth`` towards one, from the first hidden part to the last,
             as a share of the way. Without a ``depth`` it does nothing.
+        same_start: Whether a copy begins with the weights of the block that it stands for, and heads alike.
     """
 
     depth: Count | None = None
     width: Multiple = 1.0
     pyramid: Share = 0.5
+    same_start: Flag = False
 
 
 @dataclass(frozen=True)

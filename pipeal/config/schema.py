@@ -57,11 +57,15 @@ class AheadConfig:
             every part still to come.
         width: Of the copies, as a multiple of the network's.
         shared: Whether neighbouring copies of blocks that are alike share their weights.
+        same_start: Whether a copy begins with the weights of the block that it stands for, and bridges alike. With
+            copies of *all* blocks still to come, layers then learn what backpropagation would have them learn; see
+            :mod:`pipeal.methods.lookahead`.
     """
 
     depth: Count | None = None
     width: Multiple = 1.0
     shared: Flag = False
+    same_start: Flag = False
 
 
 @dataclass(frozen=True)

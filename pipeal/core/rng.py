@@ -135,7 +135,7 @@ def generator(device: torch.device) -> torch.Generator | None:
     goes on from one GPU to the next, so does the generator: on alike GPUs it draws what it would draw on one.
     """
     key = _local.key
-    if key is None:
+    if key is None or device.type == "meta":  # there, nothing is drawn
         return None
     if device.type == "cpu":
         device = torch.device("cpu")  # "cpu:0" is the same place

@@ -43,6 +43,7 @@ def make_layers(
     depth: int | None = None,
     width: float = 1.0,
     pyramid: float = 0.5,
+    same_start: bool = False,
 ) -> Iterator[Greedy]:
     """A layer for each part of a network; see :func:`pipeal.methods.make_layers`.
 
@@ -55,6 +56,8 @@ def make_layers(
         width: Of the copies, as a multiple of the network's own.
         pyramid: How far the number of copies falls from ``depth`` towards one, from the first hidden part to the last,
             as a share of the way; the published runs have 0.5. Without a ``depth`` it does nothing.
+        same_start: Whether copies, and the heads of all parts, begin as those of the network; the published ones draw
+            their own. See :mod:`pipeal.methods.lookahead`, also on when that is backpropagation.
 
     Raises:
         ConfigError: An option is out of range, or a block cannot be copied.
@@ -62,14 +65,16 @@ def make_layers(
     rate = one_rate(lr, "AugLocal")
     if not 0 <= pyramid < 1:
         raise ConfigError(f"pyramid is {pyramid}; expected 0 <= pyramid < 1")
-    ahead = Ahead(depth=depth, width=width)
-    for part in network.parts():
+    ahead = Ahead(depth=depth, width=width, same_start=same_start)
+    for part in replace(network, same_start=same_start).parts():
         if depth is not None:
             wanted = fewer_above(depth, pyramid, part.number, hidden=part.number + len(part.ahead))
             ahead = replace(ahead, depth=wanted)
         copies, features = ahead.of(part)
         pool, size = network.pool(features)
-        head = nn.Sequential(*copies, pool, nn.Linear(size, network.outputs))
+        with part.alike():
+            answer = nn.Linear(size, network.outputs)
+        head = nn.Sequential(*copies, pool, answer)
         yield Greedy(part.f, head, network.criterion(), rate, optimizer)
 
 

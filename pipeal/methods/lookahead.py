@@ -8,6 +8,13 @@
 
 A copy has weights of its own and reads what the copy before gives. Fresh copies train beside the part and leave with
 it: the network's own blocks never see them.
+
+**With one start**, a copy begins with the weights of the block that it stands for, and the heads of all parts alike.
+Where a part looks ahead at *all* blocks, it and its copies are then the network from there on; they are given the same
+samples and learn by the same loss. So a block and its copies take the same steps, and every part learns what
+backpropagation through the whole network would have it learn, though no gradient leaves a part. The later blocks are
+computed again in each part below them: with four equal parts ``(4 + 3 + 2 + 1) / 4`` times the operations. Fewer copies
+cost less, and are no longer the same.
 """
 
 from __future__ import annotations
@@ -31,18 +38,25 @@ class Ahead:
         width: Of the copies, as a multiple of the network's own.
         shared: Whether neighbouring copies of blocks that are alike, as those of a text model are, have the same
             weights: one block, gone through several times.
+        same_start: Whether a copy begins with the weights of the block that it stands for; else with its own.
 
     Raises:
-        ConfigError: A size is out of range.
+        ConfigError: A size is out of range, or copies cannot have one start: they are narrower or wider, or shared.
     """
 
     depth: int | None = None
     width: float = 1.0
     shared: bool = False
+    same_start: bool = False
 
     def __post_init__(self) -> None:
         check_counts(depth=self.depth)
         check_width(self.width)
+        if self.same_start and (self.shared or self.width != 1):
+            other = "shared" if self.shared else f"{self.width:g} times as wide"
+            raise ConfigError(
+                f"copies of same_start are {other}; each begins as one block: expected width=1, not shared"
+            )
 
     def of(self, part: Part) -> tuple[list[nn.Module], Tree]:
         """Fresh copies of units that are still to come after a part, each reading what the one before gives.

@@ -9,13 +9,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
 from pipeal.core.errors import ConfigError
+from pipeal.core.rng import keyed
 from pipeal.core.tree import Tree
 
 if TYPE_CHECKING:
@@ -31,11 +35,14 @@ class Unit:
         features: What it gives for one sample, on the meta device.
         fresh: Of features of the same kind, and a multiple of its own width: a copy of it with weights of its own that
             reads such features, and what that gives. None for the unit that reads the network's input.
+        given: Fills such a copy with the weights that the unit begins with, as far as their shapes are the same; None
+            where it draws them.
     """
 
     make: Callable[[], Sequence[nn.Module]]
     features: Tree
     fresh: Callable[[Tree, float], tuple[nn.Module, Tree]] | None = None
+    given: Callable[[nn.Module], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,7 @@ class Part:
         width: Of the vectors that ``pool`` gives.
         pool: From features to vectors that a linear map can answer from: ``(B, width)``, or one per place.
         ahead: The units of each part still to come, of which a head may take fresh copies.
+        alike: Within it, what heads draw is the same in all parts, if they start alike.
     """
 
     f: nn.Module
@@ -57,6 +65,7 @@ class Part:
     width: int
     pool: nn.Module
     ahead: Sequence[Sequence[Unit]]
+    alike: Callable[[], AbstractContextManager[object]] = nullcontext
 
     def linear_head(self, outputs: int) -> nn.Module:
         """From features to answers ``outputs`` wide by one linear map: what the last part of a network has."""
@@ -88,6 +97,8 @@ class Network:
         join: Makes one module of those of a part.
         drawn_first: Whether all parts are drawn before anything that a method makes of the first; else each is when it
             is asked for.
+        same_start: Whether fresh copies start with the weights of the units that they stand for, where shapes are the
+            same, and the heads of all parts alike.
     """
 
     units: Sequence[Unit]
@@ -102,6 +113,7 @@ class Network:
     reads: Tree = None
     join: Callable[[Sequence[nn.Module]], nn.Module] = in_a_row
     drawn_first: bool = False
+    same_start: bool = False
 
     def is_image(self, features: Tree) -> bool:
         """Whether such features are images, ``(B, C, H, W)``, that are answered as a whole."""
@@ -109,12 +121,37 @@ class Network:
 
     def parts(self) -> Iterator[Part]:
         """The parts, in order; those to come may be drawn after what a method makes of the ones before."""
-        groups = grouped(self.units, self.sizes)
+        units = self.units
+        alike: Callable[[], AbstractContextManager[object]] = nullcontext
+        if self.same_start:
+            # On the CPU, so that it is drawn, and the same, where other parts than the first are real.
+            seed = int(torch.randint(2**62, (), device="cpu"))
+            units = [_starting_alike(unit, seed, number) for number, unit in enumerate(units)]
+            alike = partial(keyed, seed, len(units), whole_default=True)
+        groups = grouped(units, self.sizes)
         made = (self.join([module for unit in group for module in unit.make()]) for group in groups)
         for number, f in enumerate(list(made) if self.drawn_first else made):
             features = groups[number][-1].features
             pool, width = self.pool(features)
-            yield Part(f, number, features, width, pool, groups[number + 1 :])
+            yield Part(f, number, features, width, pool, groups[number + 1 :], alike)
+
+
+def _starting_alike(unit: Unit, seed: int, number: int) -> Unit:
+    """The same, but what it makes and fresh copies of it start with the same weights."""
+
+    def make() -> Sequence[nn.Module]:
+        with keyed(seed, number, whole_default=True):
+            return unit.make()
+
+    def fresh(features: Tree, width: float) -> tuple[nn.Module, Tree]:
+        assert unit.fresh is not None
+        with keyed(seed, number, whole_default=True):
+            copy, gives = unit.fresh(features, width)
+        if unit.given is not None:
+            unit.given(copy)
+        return copy, gives
+
+    return replace(unit, make=make, fresh=None if unit.fresh is None else fresh)
 
 
 def grouped(units: Sequence[Unit], sizes: Sequence[int]) -> list[Sequence[Unit]]:

@@ -107,16 +107,18 @@ class CharLM(BPForm):
     def network(cls, characters: int, *, dims: CharDims = LESSON) -> Network:
         """What every method makes its layers of; the arguments are those of the class."""
         code = dims.code or code_width(characters, dims.width)
+        same_start = dims.bridges == "lookahead" and dims.ahead.same_start
 
         def make(number: int) -> list[nn.Module]:
             return [*([] if number else [_embedding(characters, dims)]), _block(dims)]
 
         def sides(part: Part) -> tuple[ENC, AE]:
             bridge, width = _bridge(dims, part)
-            answer = nn.Linear(width, code)
-            start_small(answer)
+            with part.alike():
+                answer = nn.Linear(width, code)
+                start_small(answer)
             enc = encoder_side(dims.labels, part.f, bridge, answer)
-            return enc, label_side(dims.labels, characters, code, onward=part.number > 0)
+            return enc, label_side(dims.labels, characters, code, onward=part.number > 0, same=same_start)
 
         def fresh(given: Tree, width: float) -> tuple[nn.Module, Tree]:
             before, after = given.shape[-1], max(1, round(dims.width * width))
@@ -139,6 +141,7 @@ class CharLM(BPForm):
             TokenCrossEntropy,
             per_place=True,
             join=lambda modules: Blocks(*modules),
+            same_start=same_start,
         )
 
 

@@ -74,11 +74,12 @@ class InFloat32(nn.Sequential):
             return answer
 
 
-def label_side(style: CodeStyle, characters: int, code: int, *, onward: bool) -> AE:
-    """The label side of a layer, ``onward`` of one that is not the first; all codes are ``code`` wide."""
+def label_side(style: CodeStyle, characters: int, code: int, *, onward: bool, same: bool = False) -> AE:
+    """The label side of a layer, ``onward`` of one that is not the first; all codes are ``code`` wide. Where all layers
+    are to begin with the ``same`` codes, which ``published`` ones cannot, an onward one begins by handing them on."""
     if style == "published":
         return PublishedCodes(code if onward else characters, code, onward=onward)
-    return OnwardCodes(code, code) if onward else ClassCodes(characters, code)
+    return OnwardCodes(code, code, same=same) if onward else ClassCodes(characters, code)
 
 
 def encoder_side(style: CodeStyle, f: nn.Module, bridge: Iterable[nn.Module], answer: nn.Linear) -> ENC:

@@ -132,7 +132,15 @@ class TextBP(BPForm):
         units = [Unit(embedding, words(dims.embedding)), *cls._units(dims)]
         sizes = part_sizes(len(units), dims.parts)
         whole = partial(cls, vocab_size, classes, dims=dims, pad_index=pad_index, pretrained=pretrained)
-        return Network(units, sizes, lambda features: (MaskedMean(), features[0].shape[-1]), sides, whole, classes)
+        return Network(
+            units,
+            sizes,
+            lambda features: (MaskedMean(), features[0].shape[-1]),
+            sides,
+            whole,
+            classes,
+            same_start=dims.bridges == "lookahead" and dims.ahead.same_start,
+        )
 
     @classmethod
     def _blocks(cls, dims: TextDims) -> Iterator[nn.Module]:

@@ -130,7 +130,17 @@ class VisionBP(BPForm):
         sizes = part_sizes(len(units), dims.parts, cls.usual)
         whole = partial(cls, classes, dims=dims)
         reads = _image(dims.channels, dims.size)
-        return Network(units, sizes, _means, sides, whole, classes, reads=reads, drawn_first=not one_by_one)
+        return Network(
+            units,
+            sizes,
+            _means,
+            sides,
+            whole,
+            classes,
+            reads=reads,
+            drawn_first=not one_by_one,
+            same_start=dims.bridges == "lookahead" and dims.ahead.same_start,
+        )
 
     @staticmethod
     @abstractmethod

@@ -88,10 +88,16 @@ def with_weights(network: Network, path: str) -> Network:
 
         def make() -> Sequence[nn.Module]:
             modules = plain.make()
-            filled(modules, names[starts[number] : starts[number + 1]])
+            filled(modules, wanted)
             return modules
 
-        return replace(plain, make=make)
+        def given(copy: nn.Module) -> None:
+            # One of another width, or that reads narrower features, draws its weights.
+            if [tensor.shape for tensor in _tensors([copy])] == [whole[name].shape for name in wanted]:
+                filled([copy], wanted)
+
+        wanted = names[starts[number] : starts[number + 1]]
+        return replace(plain, make=make, given=given)
 
     def made_whole() -> nn.Module:
         model = network.whole()

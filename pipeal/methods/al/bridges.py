@@ -98,7 +98,8 @@ def bridge_of(part: Part, ahead: Ahead, code: int, *, style: BridgeKind, **optio
     if style != "lookahead":
         return bridge_for(part.features, code, style=style, **options)
     copies, features = ahead.of(part)
-    bridge = bridge_for(features, code, **options)
+    with part.alike():
+        bridge = bridge_for(features, code, **options)
     return nn.Sequential(*copies, bridge) if copies else bridge
 
 

@@ -65,6 +65,7 @@ def as_network(
             partial(_itself, piece),
             features[number],
             partial(_fresh, piece, features[number - 1], features[number], pools) if number else None,
+            partial(_begin_as, piece),
         )
         for number, piece in enumerate(pieces)
     ]
@@ -188,6 +189,16 @@ def _drawn_copy(piece: Forward) -> nn.Module:
             "give the module that has it a reset_parameters() that does, or train by a method whose heads copy nothing"
         )
     return copy
+
+
+def _begin_as(piece: Forward, copy: nn.Module) -> None:
+    """Gives a copy of a piece the weights that the piece has."""
+    if is_on_meta(piece.f):
+        raise ConfigError(
+            f"a head is to take a copy of {piece.where} that begins with its weights, and it has none yet, on the meta "
+            "device; convert a network that is real, or leave same_start out"
+        )
+    copy.load_state_dict(piece.f.state_dict())
 
 
 def _called(reset: Callable[[], object], part: nn.Module, piece: Forward) -> None:

@@ -211,10 +211,11 @@ class OnwardCodes(AE):
     Args:
         code_in: The width of the codes that come.
         code: The width of its own.
+        same: Whether it begins by handing on the codes that come.
     """
 
-    def __init__(self, code_in: int, code: int) -> None:
-        h = _Turn(code_in, code)
+    def __init__(self, code_in: int, code: int, *, same: bool = False) -> None:
+        h = _Turn(code_in, code, same=same)
         super().__init__(_Transposed(h), h)
 
     def forward(self, labels: Labels) -> tuple[Tensor, Labels]:
@@ -243,13 +244,17 @@ class _Readout(nn.Module):
 class _Turn(nn.Module):
     """``h`` of a later layer: ``(…, K)`` answers to those that the layer below would have given."""
 
-    def __init__(self, code_in: int, code: int) -> None:
+    def __init__(self, code_in: int, code: int, *, same: bool) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(code_in, code))
+        self.same = same
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        nn.init.orthogonal_(self.weight)
+        if self.same:
+            nn.init.eye_(self.weight)
+        else:
+            nn.init.orthogonal_(self.weight)
 
     def forward(self, answer: Tensor) -> Tensor:
         return F.linear(answer, self.weight)
