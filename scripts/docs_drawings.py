@@ -43,6 +43,7 @@ def drawings() -> dict[str, str]:
         "schedules.svg": _svg(_schedules(), 584, "Three stages over time under each schedule"),
         "packets.svg": _svg(_packets(), 300, "What flows from stage to stage, and how an answer goes"),
         "exactness.svg": _svg(_exactness(), 292, "Two orders of the same steps"),
+        "look-ahead.svg": _svg(_look_ahead(), 258, "Layers that look ahead through copies of all blocks still to come"),
     }
 
 
@@ -172,6 +173,24 @@ def _exactness() -> Iterator[str]:
     yield _text(2, 246, "→ the layer's weights, optimizer and batch statistics", "left small")
     yield _text(2, 264, "↑ the packet: features, label code, factor on learning rates", "left small")
     yield _text(2, 282, "Numbers: when a step is done. Equal numbers run at the same time.", "left small")
+
+
+def _look_ahead() -> Iterator[str]:
+    """A row for each layer: its block, the copies beside it, its loss."""
+    for number in (1, 2, 3):
+        y = 232 - 70 * number
+        yield _box(58, y - 12, 460, 58, "group") + _text(2, y + 17, f"layer {number}", "left small")
+        for block in range(number, 4):
+            x = 68 + 128 * (block - 1)
+            yield _box(x, y, 92, 34, "box", f"block {block}") if block == number else ""
+            yield _box(x, y, 92, 34, "code", f"copy of {block}") if block > number else ""
+            yield _arrow((x + 92, y + 11), (x + 126, y + 11)) + _arrow((x + 126, y + 23), (x + 94, y + 23), back=True)
+        yield f'<circle cx="{476}" cy="{y + 17}" r="22" class="loss"/>' + _text(476, y + 17, "loss", "small")
+        x = 114 + 128 * number
+        yield _arrow((x - 92, y), (x - 36, y - 35)) + _bar(x - 62, y - 20) if number < 3 else ""
+    yield _arrow((114, 222), (114, 197)) + _text(150, 216, "input", "small")
+    yield _arrow((32, 246), (2, 246), back=True) + _text(40, 246, "gradient", "left small")
+    yield _bar(160, 246) + _text(178, 246, "detached", "left small")
 
 
 if __name__ == "__main__":
