@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,9 @@ from pipeal.core.tree import Tree
 if TYPE_CHECKING:
     from pipeal.methods.al import AE, ENC
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class Unit:
@@ -35,14 +38,14 @@ class Unit:
         features: What it gives for one sample, on the meta device.
         fresh: Of features of the same kind, and a multiple of its own width: a copy of it with weights of its own that
             reads such features, and what that gives. None for the unit that reads the network's input.
-        given: Fills such a copy with the weights that the unit begins with, as far as their shapes are the same; None
-            where it draws them.
+        same: As ``fresh``, but a copy that begins with the weights that the unit begins with, where it can read such
+            features with them; None where both draw them.
     """
 
     make: Callable[[], Sequence[nn.Module]]
     features: Tree
     fresh: Callable[[Tree, float], tuple[nn.Module, Tree]] | None = None
-    given: Callable[[nn.Module], None] | None = None
+    same: Callable[[Tree, float], tuple[nn.Module, Tree]] | None = None
 
 
 @dataclass(frozen=True)
@@ -139,19 +142,15 @@ class Network:
 def _starting_alike(unit: Unit, seed: int, number: int) -> Unit:
     """The same, but what it makes and fresh copies of it start with the same weights."""
 
-    def make() -> Sequence[nn.Module]:
-        with keyed(seed, number, whole_default=True):
-            return unit.make()
+    def alike(draw: Callable[P, T]) -> Callable[P, T]:
+        def drawn(*args: P.args, **kwargs: P.kwargs) -> T:
+            with keyed(seed, number, whole_default=True):
+                return draw(*args, **kwargs)
 
-    def fresh(features: Tree, width: float) -> tuple[nn.Module, Tree]:
-        assert unit.fresh is not None
-        with keyed(seed, number, whole_default=True):
-            copy, gives = unit.fresh(features, width)
-        if unit.given is not None:
-            unit.given(copy)
-        return copy, gives
+        return drawn
 
-    return replace(unit, make=make, fresh=None if unit.fresh is None else fresh)
+    copied = unit.fresh if unit.same is None else unit.same
+    return replace(unit, make=alike(unit.make), fresh=None if copied is None else alike(copied))
 
 
 def grouped(units: Sequence[Unit], sizes: Sequence[int]) -> list[Sequence[Unit]]:

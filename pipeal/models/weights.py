@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from pipeal.core.errors import ConfigError, DataError, first_line
 from pipeal.core.messages import tell_once
+from pipeal.core.tree import Tree
 from pipeal.core.weights import Weights
 from pipeal.methods.network import Network, Unit
 
@@ -91,13 +92,16 @@ def with_weights(network: Network, path: str) -> Network:
             filled(modules, wanted)
             return modules
 
-        def given(copy: nn.Module) -> None:
-            # One of another width, or that reads narrower features, draws its weights.
+        def same(features: Tree, width: float) -> tuple[nn.Module, Tree]:
+            assert plain.fresh is not None
+            copy, gives = plain.fresh(features, width)
+            # One that reads features of another width draws its weights.
             if [tensor.shape for tensor in _tensors([copy])] == [whole[name].shape for name in wanted]:
                 filled([copy], wanted)
+            return copy, gives
 
         wanted = names[starts[number] : starts[number + 1]]
-        return replace(plain, make=make, given=given)
+        return replace(plain, make=make, same=None if plain.fresh is None else same)
 
     def made_whole() -> nn.Module:
         model = network.whole()

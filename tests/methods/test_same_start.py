@@ -160,6 +160,43 @@ def test_a_converted_network_is_copied_with_the_weights_that_it_has() -> None:
         ALPackage.from_bp(bare, x, **how)
 
 
+class Scaled(nn.Module):
+    """A block with what nothing draws, what does not learn, and what is in no ``state_dict``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map, self.scale = nn.Linear(8, 8), nn.Parameter(torch.rand(8))
+        self.map.weight.requires_grad_(False)
+        self.register_buffer("shift", torch.randn(8), persistent=False)
+
+    def reset_parameters(self) -> None:
+        self.shift.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.map(x) * self.scale + self.shift).tanh()
+
+
+def test_a_copy_of_a_converted_block_is_all_that_the_block_is() -> None:
+    """Symptom: below a frozen block, parts learnt other weights than by backpropagation; a block whose weights nothing
+    draws, as one of GPT-2, was refused. Cause: a copy was drawn as a fresh one is, and only then given the weights."""
+    network = nn.Sequential(nn.Linear(6, 8), Scaled(), Scaled())
+    batches = [(torch.randn(5, 6), torch.randint(3, (5,))) for _ in range(5)]
+    package: Any = ALPackage.from_bp(
+        network, batches[0][0], 3, split=["1", "2"], method="auglocal", lr=0.1, optimizer=sgd,
+        method_options={"depth": ALL, "same_start": True},
+    )  # fmt: skip
+    whole = deepcopy(nn.Sequential(*(layer.f for layer in package), package[-1].head))
+    learns = sgd([weight for weight in whole.parameters() if weight.requires_grad], 0.1)
+    with Pipeline(package, "cpu", threads=1) as pipe:
+        pipe.run(batches)
+    for x, y in batches:
+        learns.zero_grad()
+        nn.functional.cross_entropy(whole(x), y).backward()
+        learns.step()
+    ours = nn.Sequential(*(layer.f for layer in package), package[-1].head)
+    assert alike(tensors(ours), tensors(whole))
+
+
 def test_what_one_start_is_not() -> None:
     with pytest.raises(
         ConfigError, match=r"copies of same_start are 0.5 times as wide; .* expected width=1, not shared"

@@ -3,7 +3,7 @@
 ::
 
     pieces   f0 │ f1  │ f2        taken, with the weights that they have, a part each
-    ahead       │ f1' │ f2'       fresh copies, for heads that look ahead: drawn by reset_parameters
+    ahead       │ f1' │ f2'       fresh copies, for heads that look ahead: drawn by reset_parameters, or as they are
     pool     f0 ──► vectors       of one sample's features on the meta device, by their shape or by the user
 """
 
@@ -60,15 +60,14 @@ def as_network(
         pool, width = pools(features[-1])
         return in_a_row([*row, pool, nn.Linear(width, how.outputs)])
 
-    units = [
-        Unit(
-            partial(_itself, piece),
-            features[number],
-            partial(_fresh, piece, features[number - 1], features[number], pools) if number else None,
-            partial(_begin_as, piece),
+    def unit(number: int, piece: Forward) -> Unit:
+        fresh, same = (
+            partial(_fresh, copied, piece, features[number - 1], features[number], pools) if number else None
+            for copied in (_drawn_copy, _same_copy)
         )
-        for number, piece in enumerate(pieces)
-    ]
+        return Unit(partial(_itself, piece), features[number], fresh, same)
+
+    units = [unit(number, piece) for number, piece in enumerate(pieces)]
     class_dim = places.class_dim if places is not None and has_head and method.is_whole else -1
     return Network(
         units,
@@ -143,19 +142,26 @@ def _itself(piece: Forward) -> list[nn.Module]:
     return [piece.f]
 
 
-def _fresh(piece: Forward, read: Tree, gives: Tree, pools: _Pools, given: Tree, width: float) -> tuple[nn.Module, Tree]:
-    """As :attr:`pipeal.methods.network.Unit.fresh`, of the piece that reads ``read`` and gives ``gives``.
+def _fresh(
+    copied: Callable[[Forward], nn.Module],
+    piece: Forward,
+    read: Tree,
+    gives: Tree,
+    pools: _Pools,
+    given: Tree,
+    width: float,
+) -> tuple[nn.Module, Tree]:
+    """As :attr:`pipeal.methods.network.Unit.fresh`, or ``same``, of the piece that reads ``read`` and gives ``gives``.
 
     Raises:
-        ConfigError: Another width than its own is asked for, its weights cannot be drawn, or it cannot read what is
-            given.
+        ConfigError: Another width than its own is asked for, it cannot be copied so, or it cannot read what is given.
     """
     if width != 1:
         raise ConfigError(
             f"a head is to take a copy of {piece.where} of {width} times its width; expected 1, as a network of your "
             "own is copied as wide as it is: method_options={'width': 1.0}"
         )
-    copy = _drawn_copy(piece)
+    copy = copied(piece)
     if shapes_of(given) == shapes_of(read):
         return copy, gives
     found = _tried_copy(copy, piece, given)
@@ -163,13 +169,28 @@ def _fresh(piece: Forward, read: Tree, gives: Tree, pools: _Pools, given: Tree, 
     return copy, found
 
 
-def _drawn_copy(piece: Forward) -> nn.Module:
-    """A copy of a piece with weights of its own, which learn; on the meta device they are drawn once that is real."""
+def _copy(piece: Forward) -> nn.Module:
     copy = deepcopy(piece.f)
     writers = {id(module) for module in piece.writers}
     for name, module in piece.f.named_modules():
         if id(module) in writers:
             copy.get_submodule(name).inplace = False  # type: ignore[assignment]
+    return copy
+
+
+def _same_copy(piece: Forward) -> nn.Module:
+    """A copy of a piece with the weights that it has, of which those learn that do so in the piece."""
+    if is_on_meta(piece.f):
+        raise ConfigError(
+            f"a head is to take a copy of {piece.where} that begins with its weights, and it has none yet, on the meta "
+            "device; convert a network that is real, or leave same_start out"
+        )
+    return _copy(piece)
+
+
+def _drawn_copy(piece: Forward) -> nn.Module:
+    """A copy of a piece with weights of its own, which learn; on the meta device they are drawn once that is real."""
+    copy = _copy(piece)
     weights = [(name, one) for name, one in copy.named_parameters() if one.is_floating_point() or one.is_complex()]
     for _, weight in weights:
         weight.requires_grad_()
@@ -189,16 +210,6 @@ def _drawn_copy(piece: Forward) -> nn.Module:
             "give the module that has it a reset_parameters() that does, or train by a method whose heads copy nothing"
         )
     return copy
-
-
-def _begin_as(piece: Forward, copy: nn.Module) -> None:
-    """Gives a copy of a piece the weights that the piece has."""
-    if is_on_meta(piece.f):
-        raise ConfigError(
-            f"a head is to take a copy of {piece.where} that begins with its weights, and it has none yet, on the meta "
-            "device; convert a network that is real, or leave same_start out"
-        )
-    copy.load_state_dict(piece.f.state_dict())
 
 
 def _called(reset: Callable[[], object], part: nn.Module, piece: Forward) -> None:
