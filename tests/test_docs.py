@@ -90,6 +90,11 @@ def is_the_same(names: Mapping[str, Any]) -> None:
     assert len(names["one"]) == len(names["three"]) > 0
 
 
+def is_as_by_backpropagation(names: Mapping[str, Any]) -> None:
+    assert names["same"]
+    assert names["pipe"].next_batch == len(names["batches"]) == 20
+
+
 def has_learned_and_left(names: Mapping[str, Any]) -> None:
     images, labels = names["held_out"][0]
     exported = torch.export.load("net.pt2").module()(images)
@@ -113,6 +118,7 @@ CHECKS: Mapping[tuple[str, int], Callable[[Mapping[str, Any]], None]] = {
     ("python.md", 0): is_trained_and_saved,
     ("python.md", 1): is_converted_and_exported,
     ("concepts.md", 0): is_the_same,
+    ("concepts.md", 1): is_as_by_backpropagation,
     ("how-to/early-exits.md", 0): leaves_at_exits,
     ("tutorials/own-model.md", 0): has_learned_and_left,
     ("tutorials/timeline.md", 0): is_drawn,

@@ -10,11 +10,15 @@ A copy has weights of its own and reads what the copy before gives. Fresh copies
 it: the network's own blocks never see them.
 
 **With one start**, a copy begins with the weights of the block that it stands for, and the heads of all parts alike.
-Where a part looks ahead at *all* blocks, it and its copies are then the network from there on; they are given the same
-samples and learn by the same loss. So a block and its copies take the same steps, and every part learns what
-backpropagation through the whole network would have it learn, though no gradient leaves a part. The later blocks are
-computed again in each part below them: with four equal parts ``(4 + 3 + 2 + 1) / 4`` times the operations. Fewer copies
-cost less, and are no longer the same.
+Where a part looks ahead at *all* blocks, it and its copies are then the network from there on, and are given the same
+samples. If they learn by the same loss, a block and its copies take the same steps, and every part learns what
+backpropagation through the whole network would have it learn, though no gradient leaves a part. The loss is another
+where each part has label codes of its own, as AL's do on texts and images, and where dropout draws for each part. The
+later blocks are computed again in each part below them: with four equal parts ``(4 + 3 + 2 + 1) / 4`` times the
+operations. Fewer copies cost less, and are no longer the same.
+
+A copy that reads features of another width than its block draws weights of its own, as does one that is made on the
+meta device and becomes real later.
 """
 
 from __future__ import annotations

@@ -100,8 +100,8 @@ class Network:
         join: Makes one module of those of a part.
         drawn_first: Whether all parts are drawn before anything that a method makes of the first; else each is when it
             is asked for.
-        same_start: Whether fresh copies start with the weights of the units that they stand for, where shapes are the
-            same, and the heads of all parts alike.
+        same_start: Whether fresh copies start with the weights of the units that they stand for, if they read features
+            of the same width, and the heads of all parts alike.
     """
 
     units: Sequence[Unit]
