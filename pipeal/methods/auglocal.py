@@ -66,7 +66,7 @@ def make_layers(
     if not 0 <= pyramid < 1:
         raise ConfigError(f"pyramid is {pyramid}; expected 0 <= pyramid < 1")
     ahead = Ahead(depth=depth, width=width, same_start=same_start)
-    for part in replace(network, same_start=same_start).parts():
+    for part in network.parts(same_start=same_start):
         if depth is not None:
             wanted = fewer_above(depth, pyramid, part.number, hidden=part.number + len(part.ahead))
             ahead = replace(ahead, depth=wanted)

@@ -100,8 +100,7 @@ class Network:
         join: Makes one module of those of a part.
         drawn_first: Whether all parts are drawn before anything that a method makes of the first; else each is when it
             is asked for.
-        same_start: Whether fresh copies start with the weights of the units that they stand for, if they read features
-            of the same width, and the heads of all parts alike.
+        same_start: Of the parts that ``sides`` gets: see :meth:`parts`.
     """
 
     units: Sequence[Unit]
@@ -122,11 +121,16 @@ class Network:
         """Whether such features are images, ``(B, C, H, W)``, that are answered as a whole."""
         return not self.per_place and isinstance(features, Tensor) and features.dim() == 4
 
-    def parts(self) -> Iterator[Part]:
-        """The parts, in order; those to come may be drawn after what a method makes of the ones before."""
+    def parts(self, *, same_start: bool = False) -> Iterator[Part]:
+        """The parts, in order; those to come may be drawn after what a method makes of the ones before.
+
+        Args:
+            same_start: Whether fresh copies start with the weights of the units that they stand for, if they read
+                features of the same width, and the heads of all parts alike.
+        """
         units = self.units
         alike: Callable[[], AbstractContextManager[object]] = nullcontext
-        if self.same_start:
+        if same_start:
             # On the CPU, so that it is drawn, and the same, where other parts than the first are real.
             seed = int(torch.randint(2**62, (), device="cpu"))
             units = [_starting_alike(unit, seed, number) for number, unit in enumerate(units)]

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from pipeal import ALPackage, ConfigError, Pipeline
+from pipeal.core.methods import METHODS
 from pipeal.methods import Network, make_layers
 from pipeal.methods.lookahead import Ahead
 from pipeal.models.charlm import CharDims, CharLM
@@ -127,6 +128,17 @@ def test_all_exits_of_al_on_characters_say_the_same() -> None:
         answers = [pipe.predict(batches[0][0], exit_at) for exit_at in range(1, len(package) + 1)]
     assert all(torch.allclose(answer, answers[0], atol=1e-4) for answer in answers)
     assert answers[0].std() > 1e-3, "something was learnt"
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "al"])
+def test_what_bridges_are_told_changes_no_other_method(method: str) -> None:
+    """Symptom: ``model.ahead.same_start``, told to be without effect, changed the first weights of ``greedy``."""
+
+    def made(more: dict[str, Any]) -> list[Tensor]:
+        torch.manual_seed(0)
+        return [one for layer in make_layers(method, NETWORKS["vgg"](more)) for one in tensors(layer)]  # type: ignore[arg-type]
+
+    assert alike(made({"bridges": "lookahead", "ahead": SAME}), made({}))
 
 
 def test_copies_begin_with_starting_weights(tmp_path: Path) -> None:

@@ -231,7 +231,7 @@ class AL(LocalLayer):
 
 def make_layers(network: Network, lr: LearningRates, optimizer: OptimizerFactory | None) -> Iterator[AL]:
     """A layer for each part of a network; see :func:`pipeal.methods.make_layers`."""
-    for part in network.parts():
+    for part in network.parts(same_start=network.same_start):
         yield AL(*network.sides(part), lr, optimizer)
 
 
