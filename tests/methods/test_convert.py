@@ -57,6 +57,27 @@ def test_blocks_fit_the_shapes_that_were_found() -> None:
     assert package.infer(IMAGES).shape == (4, 5)
 
 
+@pytest.mark.parametrize("method", ["al", "bp"])
+def test_gradients_of_a_training_before_go_into_no_update(method: str) -> None:
+    """Symptom: a network that was trained before went another way than the same weights without its last gradients.
+    Cause: a layer clears gradients after its update, not before its first backward."""
+
+    def trained(*, begun: bool) -> dict[str, Tensor]:
+        network = cnn()
+        if begun:
+            network.eval()(IMAGES).sum().backward()
+        split = ["3", "6"] if method == "al" else None
+        package = ALPackage.from_bp(network.train(), IMAGES, 5, split=split, method=method)
+        train(package, [(IMAGES, torch.arange(4))])
+        return network.state_dict()
+
+    torch.manual_seed(0)
+    wanted = trained(begun=False)
+    torch.manual_seed(0)
+    found = trained(begun=True)
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
 def test_cuts_and_devices_are_separate_choices() -> None:
     """Several blocks share an AL layer; several AL layers share a device."""
     package = ALPackage.from_bp(cnn(), IMAGES, 5, split=["3", "6", "9"], code=8)

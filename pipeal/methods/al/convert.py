@@ -120,6 +120,7 @@ def _convert(
     for f in tried:
         for module in f.writers:  # at last: a conversion that fails leaves the network as it was
             module.inplace = False  # type: ignore[assignment]
+        f.module.zero_grad()  # what a training before has left would go into the first update
     return layers, shapes, _cuts(model, split, parts)
 
 
