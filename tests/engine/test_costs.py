@@ -32,14 +32,6 @@ def no_omp(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeal.planning.planner.is_busy", lambda: False)
 
 
-@pytest.fixture
-def counted_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layers that take time set the clock, and nothing else does: a busy machine does not show."""
-    now = [0.0]
-    monkeypatch.setattr("bench.virtual.sleep", lambda seconds: now.append(now.pop() + seconds))
-    monkeypatch.setattr("pipeal.engine.devices.base.time.perf_counter", lambda: now[0])
-
-
 @pytest.mark.usefixtures("counted_clock")
 def test_costs_are_those_of_the_layers() -> None:
     layers = [VirtualLayer(2.0, 4.0), VirtualLayer(6.0, 1.0, 0.5)]

@@ -23,7 +23,7 @@ from pipeal import AE, AL, ENC, ALPackage, Pipeline, ScheduleError, StallError
 from pipeal.engine import SCHEDULES
 from pipeal.engine.devices import Device
 
-from .traps import SOON_S, STALL_S, Gate, LostLosses, Trap, nothing, quick, throw
+from .traps import SOON_S, STALL_S, Gate, LookedAt, LostLosses, Trap, nothing, quick, throw
 
 WORDS = {"F": "forward", "B": "backward", "U": "update"}
 THREADED = [name for name, schedule in SCHEDULES.items() if not schedule.serial]
@@ -230,20 +230,29 @@ def test_stages_that_wait_for_space_or_input_are_woken(schedule: str, where: int
 
 
 def test_the_first_of_several_failures_wins() -> None:
-    """The second stage fails while the first one's failure is on its way."""
-    gate = Gate()
+    """The second stage fails while the first one's failure is on its way to the caller."""
+    gate, second_thread = Gate(), list[threading.Thread]()
 
     def second() -> None:
+        second_thread.append(threading.current_thread())
         gate.stand_still_here()
         raise KeyError("second")
 
     def first() -> None:
         assert gate.reached.wait(120)
-        threading.Timer(STALL_S, gate.open).start()
+        worker: Any = threading.current_thread()
+        gate.open_after(worker.progress.ending)
         raise ValueError("first")
 
-    with pytest.raises(ValueError, match="first"):
-        run([Trap("F", 1, first), Trap("F", 0, second)], "pipelined", 4)
+    def batches() -> Iterator[tuple[None, None]]:
+        yield from nothing(2)
+        assert gate.reached.wait(120)
+        second_thread[0].join(120)  # both stages have failed before the caller looks
+        yield from nothing(2)
+
+    with pytest.raises(ValueError, match="first"), Pipeline([Trap("F", 1, first), Trap("F", 0, second)]) as pipe:
+        pipe.run(batches())
+    assert gate.ended.is_set()
 
 
 def test_a_failure_seen_only_at_the_end_of_the_with_block() -> None:
@@ -315,7 +324,7 @@ def test_a_standstill_that_was_caught_is_not_waited_for_again(monkeypatch: pytes
 
     monkeypatch.setattr("pipeal.engine.execution.executors.stall_report", reported)
     pipe = Pipeline([Trap("B", 0, gate.stand_still_here), *quick(1)], stall_timeout_s=0.3)
-    with pipe, pytest.raises(StallError, match="stands still"):
+    with gate.alone(), pipe, pytest.raises(StallError, match="stands still"):
         pipe.run(nothing(2))
     gate.open()
     assert pipe.left_behind
@@ -342,8 +351,9 @@ def test_a_first_failure_is_not_hidden_by_a_stage_that_does_not_come_back(monkey
         gate.open()
 
 
-def test_a_failure_does_not_wait_for_a_long_action_elsewhere() -> None:
+def test_a_failure_does_not_wait_for_a_long_action_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another stage is in an action that ends when the pipeline has been left."""
+    monkeypatch.setattr("pipeal.engine.execution.executors.STOP_S", 0.2)
     gate = Gate()
 
     def spring() -> None:
@@ -424,7 +434,7 @@ def test_the_watchdog_names_the_stage_that_stands_still(schedule: str, action: s
     layers = [*quick(1), Trap(action, 2, gate.stand_still_here), *quick(1)]
     begin = time.perf_counter()
     opened = Pipeline(layers, schedule=schedule, stall_timeout_s=STALL_S, queue_depth=1)
-    with pytest.raises(StallError) as caught, opened as pipe:  # noqa: PT012  the gate opens before the way out
+    with gate.alone(), pytest.raises(StallError) as caught, opened as pipe:  # noqa: PT012  the gate opens before the way out
         try:
             pipe.run(nothing(30))
         finally:
@@ -442,6 +452,7 @@ def test_a_stalled_stage_that_never_returns_is_left_behind_in_bounded_time(monke
     gate = Gate()
     begin = time.perf_counter()
     with (
+        gate.alone(),
         pytest.raises(StallError) as caught,
         Pipeline([Trap("B", 0, gate.stand_still_here)], stall_timeout_s=STALL_S) as pipe,
     ):
@@ -451,17 +462,22 @@ def test_a_stalled_stage_that_never_returns_is_left_behind_in_bounded_time(monke
     gate.open()
 
 
-def test_slow_is_not_stalled() -> None:
-    """Each action is shorter than the limit, the run is longer."""
-    with Pipeline([VirtualLayer(0.1, 0.2), VirtualLayer(0.2, 0.1)], stall_timeout_s=STALL_S) as pipe:
-        assert pipe.run(nothing(8)).seconds > STALL_S
+def test_slow_is_not_stalled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each action is shorter than the limit, the run is longer, and so is what is left when all is submitted."""
+    clock = LookedAt(monkeypatch)
+    with Pipeline([VirtualLayer(0.1, 0.2), VirtualLayer(0.2, 0.1)], stall_timeout_s=0.8) as pipe:
+        for _ in range(8):
+            pipe.submit(None, None)
+        before = clock.now
+        pipe.drain()
+    assert clock.now - before > 0.8
 
 
-@pytest.mark.slow
-def test_a_caller_who_idles_is_not_a_stall() -> None:
-    with Pipeline(quick(2), stall_timeout_s=STALL_S) as pipe:
+def test_a_caller_who_idles_is_not_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = LookedAt(monkeypatch)
+    with Pipeline([VirtualLayer(0.1, 0.1) for _ in range(2)], stall_timeout_s=STALL_S) as pipe:
         pipe.run(nothing(2))
-        time.sleep(1.5 * STALL_S)
+        clock.now += 1.5 * STALL_S
         assert pipe.run(nothing(2)).batches == 2
 
 

@@ -20,7 +20,7 @@ from pipeal.engine import SCHEDULES, LayerState, Snapshot, layer_state, load_lay
 
 from .cases import Case, Layer, cases, cosine, cuts, outcome, train_by_hand
 from .test_layer_state import pairs, rebuilt, written_and_read
-from .traps import STALL_S, Gate, Trap, nothing, quick, throw
+from .traps import STALL_S, Gate, LookedAt, Trap, nothing, quick, throw
 
 THREADED = [name for name, schedule in SCHEDULES.items() if not schedule.serial]
 LIMIT_S = 120.0
@@ -298,23 +298,33 @@ def test_later_stages_copy_nothing_for_a_fence_that_was_given_up(schedule: str) 
     assert asked == []
 
 
-@pytest.mark.slow
-def test_saving_is_progress_and_is_told_apart_from_work_and_waits() -> None:
-    layers: list[TrainableLayer] = [Reluctant(lambda: time.sleep(STALL_S / 4)) for _ in range(6)]
+def test_saving_is_progress_and_is_told_apart_from_work_and_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, saving = LookedAt(monkeypatch), [True]
+
+    def save() -> None:
+        if saving:
+            clock.take(STALL_S / 2)
+        else:
+            clock.now += STALL_S / 2
+
+    layers: list[TrainableLayer] = [Reluctant(save) for _ in range(6)]
     with Pipeline(layers, ["cpu"], "pipelined", sizes=[6], threads=1, stall_timeout_s=STALL_S) as pipe:
         pipe.submit(None, None)
         pipe.snapshot()
         report = pipe.drain()
-        assert report.stages[0].waiting["saving"] >= 1.5 * STALL_S > report.stages[0].busy_s
+        assert report.stages[0].waiting["saving"] == 3 * STALL_S
+        assert report.stages[0].busy_s == 0
+        saving.clear()
         pipe.snapshot().wait(LIMIT_S)  # at rest, like any wait at rest
-        time.sleep(STALL_S / 2)
+        clock.now += STALL_S / 2
         report = pipe.run(nothing(1))
         assert sum(report.stages[0].waiting.values()) <= report.seconds, "of what was before"
 
 
 def test_a_stage_that_stands_still_while_saving_is_named() -> None:
     gate = Gate()
-    with pytest.raises(StallError, match="stage 1 stands still: saving in the snapshot before batch 1 for"):  # noqa: PT012, SIM117
+    words = "stage 1 stands still: saving in the snapshot before batch 1 for"
+    with gate.alone(), pytest.raises(StallError, match=words):  # noqa: PT012, SIM117
         with Pipeline([*quick(1), Reluctant(gate.stand_still_here)], threads=1, stall_timeout_s=STALL_S) as pipe:
             pipe.submit(None, None)
             pipe.snapshot()

@@ -25,6 +25,7 @@ from pipeal.engine.runner.compile_gate import GATE
 from pipeal.models.text import LSTMAL, TextDims, TransformerAL
 
 from .cases import Case, Layer, cases, cosine, cuts, predictions_by_hand, reference
+from .conftest import STOP_S
 from .test_failures import notes_of
 from .traps import SOON_S, STALL_S, Gate, throw
 
@@ -551,13 +552,13 @@ def test_predictions_between_batches_change_nothing_of_the_training(schedule: st
         assert torch.equal(logits, predictions_by_hand(package, x)[-1])
 
 
-@pytest.mark.slow
-def test_the_watchdog_names_the_stage_that_stands_still() -> None:
+def test_the_watchdog_names_the_stage_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeal.engine.execution.executors.STOP_S", 0.2)
     gate = Gate()
     layers = [Watched(), Watched(lambda path, visit: visit == 2 and gate.stand_still_here()), Watched()]
     answers = Pipeline(layers, stall_timeout_s=STALL_S).predict_each([None] * 30)
     try:
-        with pytest.raises(StallError) as caught:
+        with gate.alone(), pytest.raises(StallError) as caught:
             list(answers)
     finally:
         gate.open()
@@ -585,15 +586,25 @@ def test_a_stage_that_never_returns_is_left_behind_in_bounded_time(monkeypatch: 
 
 def test_leaving_while_a_stage_compiles_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
     """Symptom: a StallError on leaving. Cause: the end waited two seconds for a compilation that may take minutes."""
-    monkeypatch.setattr("pipeal.engine.execution.executors.STOP_S", 0.1)
-    first, compiles = threading.Event(), threading.Event()
+    first, compiles, waited_for = threading.Event(), threading.Event(), threading.Event()
+    compiled_s = [0.0]
+
+    def clock() -> float:
+        """While one compiles, a third of the time that an end waits passes from look to look."""
+        if compiles.is_set() and GATE.busy():
+            compiled_s[0] += STOP_S / 3
+            if compiled_s[0] > 3 * STOP_S:
+                waited_for.set()
+        return time.perf_counter() + compiled_s[0]
+
+    monkeypatch.setattr("pipeal.engine.execution.watchdog.perf_counter", clock)
 
     def hook(path: str, visit: int) -> None:
         if (path, visit) == ("h", 0):
             first.set()
         if (path, visit) == ("f", 1):  # of a shape that it has not seen: alone before the compiler
             compiles.set()
-            time.sleep(0.6)
+            waited_for.wait(120)
 
     def inputs() -> Iterator[Tensor]:
         yield torch.ones(4, 3)
@@ -606,7 +617,10 @@ def test_leaving_while_a_stage_compiles_is_no_stall(monkeypatch: pytest.MonkeyPa
         answers = Pipeline([Watched(hook), Watched()], queue_depth=1, compile="static").predict_each(inputs())
         next(answers)
         assert compiles.wait(120)
-        answers.close()
+        try:
+            answers.close()
+        finally:
+            waited_for.set()
     assert engine_threads() == []
 
 
@@ -656,32 +670,33 @@ def test_threads_that_cannot_all_start_do_not_leave_the_others(monkeypatch: pyte
     assert engine_threads() == []
 
 
-@pytest.mark.slow
 def test_the_first_of_several_failures_wins() -> None:
     """The second stage fails as well, after the first one has stopped everyone."""
-    gate = Gate()
+    gate, second_thread = Gate(), list[threading.Thread]()
 
     def second(path: str, visit: int) -> None:
+        second_thread.append(threading.current_thread())
         gate.stand_still_here()
         raise KeyError("second")
 
     def first(path: str, visit: int) -> None:
         if (path, visit) == ("f", 1):
             assert gate.reached.wait(120)
-            threading.Timer(STALL_S, gate.open).start()
+            thread: Any = threading.current_thread()
+            gate.open_after(thread.progress.ending)
             raise ValueError("first")
 
-    answers = Pipeline([Watched(first), Watched(second)]).predict_each(slow_second())
+    def inputs() -> Iterator[None]:
+        yield None
+        yield None
+        assert gate.reached.wait(120)
+        second_thread[0].join(120)  # both stages have failed before the caller looks
+        yield None
+
+    answers = Pipeline([Watched(first), Watched(second)]).predict_each(inputs())
     with pytest.raises(ValueError, match="first"):
         list(answers)
-
-
-def slow_second() -> Iterator[None]:
-    """Inputs that take their time, so that both stages have failed before the caller looks."""
-    yield None
-    yield None
-    time.sleep(2 * STALL_S)
-    yield None
+    assert gate.ended.is_set()
 
 
 def test_threads_born_later_have_the_intra_op_threads_they_would_have_had() -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from random import Random
 from threading import Event
-from time import sleep
 from typing import Any
 
 import pytest
@@ -22,6 +20,7 @@ from pipeal.engine import SCHEDULES, Action, Schedule, Task, schedule_named, vio
 from pipeal.engine.distributed.rank import listeners
 
 from .cases import ORDERS
+from .traps import SOON_S, Gate, LookedAt, Trap, nothing
 
 F, B, U = Action.FORWARD, Action.BACKWARD, Action.UPDATE
 
@@ -274,7 +273,8 @@ def test_a_doctored_trace_is_found_out(data: st.DataObject, name: str) -> None:
     moved = replace(victim, begin=end - 1e-3)
     found = violations(schedule, stages, [moved if span is victim else span for span in spans])
     assert any(line.startswith(f"{_task(victim)} began") and line.endswith(f"of {before}") for line in found)
-    assert violations(schedule, stages, [moved if span is victim else span for span in spans], slack_s=1.0) == []
+    slack_s = 1.0 + max(span.end for span in spans) - min(span.begin for span in spans)  # a busy machine may take long
+    assert violations(schedule, stages, [moved if span is victim else span for span in spans], slack_s=slack_s) == []
 
 
 TRACES: dict[str, list[Any]] = {name: [] for name in SCHEDULES}
@@ -307,13 +307,19 @@ def test_schedules_of_users_keep_their_order_or_say_why() -> None:
 
 
 def test_a_long_stage_is_watched_and_stopped_layer_by_layer() -> None:
-    """Six layers of half a second in one stage: each is progress, and none is waited for after a stop."""
-    layers = [VirtualLayer(0.2, 0.2, 0.1) for _ in range(6)]
-    with Pipeline(layers, ["cpu"], threads=1, stall_timeout_s=1.0) as pipe:
-        pipe.run([(None, None)])
-    with suppress(KeyError), Pipeline(layers, ["cpu"], threads=1) as pipe:
+    """Six layers of half a second in one stage: each is progress, and none is begun after a stop."""
+    with pytest.MonkeyPatch.context() as patch:
+        clock = LookedAt(patch)
+        layers = [VirtualLayer(0.2, 0.2, 0.1) for _ in range(6)]
+        with Pipeline(layers, ["cpu"], threads=1, stall_timeout_s=1.0) as pipe:
+            pipe.run([(None, None)])
+        assert clock.now == pytest.approx(3.0)
+    gate = Gate()
+    traps = [Trap("F", 0, gate.stand_still_here), *(Trap("F", 1, nothing) for _ in range(5))]
+    with pytest.raises(KeyError, match="told"), Pipeline(traps, ["cpu"], threads=1) as pipe:  # noqa: PT012
         pipe.submit(None, None)
-        while not pipe._executor.threads[0].doing[0].startswith("F0"):  # type: ignore[union-attr]
-            sleep(0.01)
+        assert gate.reached.wait(SOON_S)
+        gate.open_after(pipe._executor.progress.ending)  # type: ignore[union-attr]
         raise KeyError("told")
     assert not pipe.left_behind
+    assert [trap.done["F"] for trap in traps] == [1, 0, 0, 0, 0, 0]

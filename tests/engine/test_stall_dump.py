@@ -41,7 +41,7 @@ def stalled(folder: Path | None, schedule: str = "pipelined", action: str = "B")
     gate = Gate()
     layers = [*quick(1), Trap(action, 2, gate.stand_still_here), *quick(1)]
     opened = Pipeline(layers, schedule=schedule, stall_timeout_s=STALL_S, queue_depth=1, dump_folder=folder)
-    with pytest.raises(StallError) as caught, opened as pipe:  # noqa: PT012  the gate opens before the way out
+    with gate.alone(), pytest.raises(StallError) as caught, opened as pipe:  # noqa: PT012  the gate opens before the way out
         try:
             pipe.run(nothing(30))
         finally:
@@ -119,13 +119,13 @@ class Sticks(VirtualLayer):
         return torch.zeros(1)
 
 
-@pytest.mark.slow
-def test_a_prediction_that_stands_still_leaves_one_too(tmp_path: Path) -> None:
+def test_a_prediction_that_stands_still_leaves_one_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeal.engine.execution.executors.STOP_S", 0.2)
     gate = Gate()
     pipe = Pipeline([*quick(1), Sticks(gate)], stall_timeout_s=STALL_S, dump_folder=str(tmp_path))
     answers = pipe.predict_each([torch.zeros(1)] * 3)
     try:
-        with pytest.raises(StallError, match="stage 1 stands still"):
+        with gate.alone(), pytest.raises(StallError, match="stage 1 stands still"):
             list(answers)
     finally:
         gate.open()

@@ -139,6 +139,8 @@ class Relay:
         self._open: list[tuple[socket.socket, socket.socket]] = []
         self._sent: Counter[socket.socket] = Counter()
         self._lock = threading.Lock()
+        self._leads_on = threading.Event()
+        self._leads_on.set()
         threading.Thread(target=self._serve, daemon=True).start()
 
     @property
@@ -160,6 +162,16 @@ class Relay:
                     with suppress(OSError):
                         one.shutdown(socket.SHUT_RDWR)
 
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Ends all connections; within it, nothing comes through those that are made anew."""
+        self._leads_on.clear()
+        self.cut()
+        try:
+            yield
+        finally:
+            self._leads_on.set()
+
     def close(self) -> None:
         with suppress(OSError):
             self._entry.shutdown(socket.SHUT_RDWR)
@@ -170,6 +182,7 @@ class Relay:
         while True:
             try:
                 near, _ = self._entry.accept()
+                self._leads_on.wait(LONG_S)
                 far = socket.create_connection(("127.0.0.1", self.to))
             except ConnectionRefusedError:
                 near.close()

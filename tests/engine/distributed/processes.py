@@ -51,7 +51,7 @@ class Ranks:
 
 
 @contextmanager
-def started(job: Job, size: int, folder: Path, replicas: int = 1, timeout_s: float = 30.0) -> Iterator[Ranks]:
+def started(job: Job, size: int, folder: Path, replicas: int = 1, timeout_s: float = 120.0) -> Iterator[Ranks]:
     """Starts a job on so many ranks; none of them outlives the block."""
     store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     processes = []

@@ -7,7 +7,10 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
+from itertools import count
+from types import ModuleType
 from typing import TypeVar
+from unittest.mock import patch
 
 import torch.distributed as dist
 
@@ -18,6 +21,10 @@ from pipeal.engine.distributed.world import World
 
 T = TypeVar("T")
 TIMEOUT_S = 6.0
+"""Where a rank is to fall silent."""
+
+LONG_S = 60.0
+"""Where none is: a busy machine may keep a thread from giving a sign of life for some seconds."""
 
 
 class Wire:
@@ -69,7 +76,7 @@ def store_port() -> Iterator[int]:
 
 @contextmanager
 def rank_of(
-    rank: int, size: int, port: int, replicas: int = 1, timeout_s: float = TIMEOUT_S, beats: bool = True
+    rank: int, size: int, port: int, replicas: int = 1, timeout_s: float = LONG_S, beats: bool = True
 ) -> Iterator[World]:
     """A world without process groups, of which one process can have only one."""
     launch = Launch(rank, size, rank, size, "127.0.0.1", port, hosted=True)
@@ -91,10 +98,18 @@ def rank_of(
 
 
 @contextmanager
-def ranks(size: int, replicas: int = 1) -> Iterator[list[World]]:
+def hurried(module: ModuleType) -> Iterator[None]:
+    """A minute passes there between two looks at the clock: what waits in vain gives up at once, however long it might
+    have waited for a store or a thread that comes late."""
+    with patch.object(module, "monotonic", count(0.0, LONG_S).__next__):
+        yield
+
+
+@contextmanager
+def ranks(size: int, replicas: int = 1, timeout_s: float = LONG_S) -> Iterator[list[World]]:
     """As many that have met."""
     with store_port() as port, ExitStack() as open_now:
-        worlds = [open_now.enter_context(rank_of(rank, size, port, replicas)) for rank in range(size)]
+        worlds = [open_now.enter_context(rank_of(rank, size, port, replicas, timeout_s)) for rank in range(size)]
         assert each(worlds, lambda world: world.meet({})) == [None] * size
         yield worlds
 
