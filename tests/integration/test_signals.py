@@ -22,14 +22,12 @@ NAME = "cifar10-vgg-al-001"
 SLOW = """
 import time
 from pipeal.engine.pipeline import Pipeline
-from pipeal.cli import vision
 
 submit = Pipeline.submit
 def slow(*batch, **options):
     time.sleep(0.05)
     submit(*batch, **options)
 Pipeline.submit = slow
-vision.main()
 """
 """Of the run's 200 batches hardly any pass between a checkpoint and whoever waits for it, also on a busy machine."""
 
@@ -37,7 +35,6 @@ HANGING = """
 import sys, time
 from pipeal.training.checkpoint.store import CheckpointStore
 from pipeal.training.checkpoint.writer import CheckpointWriter
-from pipeal.cli import vision
 
 save, saved = CheckpointStore.save, []
 def hang(self, step, *rest):
@@ -51,6 +48,9 @@ def tell(self):
     print(f"closes within {self._patience_s:g} s", file=sys.stderr, flush=True)
     close(self)
 CheckpointWriter.close = tell
+"""
+MAIN = """
+from pipeal.cli import vision
 vision.main()
 """
 
@@ -144,7 +144,7 @@ def test_whatever_signals_a_run_and_its_workers_get_it_goes_on_as_if_untouched(
 
 def signalled_as_a_group(number: signal.Signals, command: list[str], out: Path) -> None:
     """Symptom: the loader's workers died of it first, and the run of that, with nothing saved."""
-    with under_way(["-c", SLOW, *command], out) as process:
+    with under_way(["-c", SLOW + MAIN, *command], out) as process:
         assert len(session_of(process)) == 2
         os.killpg(process.pid, number)
         assert process.wait(600) == 128 + number, said(out)
@@ -154,7 +154,7 @@ def signalled_as_a_group(number: signal.Signals, command: list[str], out: Path) 
 
 def robbed_of_a_worker(command: list[str], out: Path) -> None:
     """What the kernel does when memory runs out."""
-    with under_way(["-c", SLOW, *command], out) as process:
+    with under_way(["-c", SLOW + MAIN, *command], out) as process:
         os.kill(session_of(process)[0], signal.SIGKILL)
         assert process.wait(600) == 1, said(out)
         assert "a worker process that prepares batches died" in told(out)
@@ -163,7 +163,7 @@ def robbed_of_a_worker(command: list[str], out: Path) -> None:
 
 def saving_to_a_disk_that_hangs(command: list[str], out: Path) -> None:
     """Symptom: the first signal waited without end, and the second one 300 seconds."""
-    with under_way(["-c", HANGING, *command], out) as process:
+    with under_way(["-c", SLOW + HANGING + MAIN, *command], out) as process:
         os.kill(process.pid, signal.SIGTERM)
         wait_for(lambda: "saving; another signal ends the run at once" in said(out), process, out)
         os.kill(process.pid, signal.SIGTERM)
