@@ -176,7 +176,7 @@ def test_a_job_is_asked_to_end_then_a_rank_of_it_is_killed_and_it_comes_back_by_
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = (*texts(tmp_path, "transformer"), "--epochs=12")
-    script, gate = held_texts(tmp_path, epochs=12)
+    script, gate = held_texts(tmp_path, epochs=6)  # and the job after it later, with batches to save before
     alone = one_process(text.command, capsys, tmp_path / "alone", *arguments)
     folder = tmp_path / "many" / alone.name
     command = [*torchrun(2, "--max-restarts=1"), str(script), *arguments, f"--out={tmp_path / 'many'}"]
@@ -188,6 +188,7 @@ def test_a_job_is_asked_to_end_then_a_rank_of_it_is_killed_and_it_comes_back_by_
         job.process.send_signal(signal.SIGTERM)  # nor shall torchrun start it again
         job.end()
         assert re.search("pipeal: rank 0: interrupted after batch .*, and saved; the same command goes on", job.said())
+    held_texts(tmp_path, epochs=12)
     said = ended_without_rank_1(command, tmp_path / "said.txt", folder, gate)
     assert re.search(r"pipeal: rank 0: .*rank 1 \(stage 1\)", said), said
     assert said.count("AL goes on after ") == 2

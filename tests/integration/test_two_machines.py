@@ -72,7 +72,7 @@ def test_a_job_over_two_machines_survives_both(
     arguments = (*texts(tmp_path, "lstm"), "--epochs=12", f"--set=engine.peer_timeout_s={TIMEOUT_S}")
     alone = one_process(text.command, capsys, tmp_path / "alone", *arguments)
     folder = tmp_path / "many" / alone.name
-    script, gate = held_texts(tmp_path, epochs=12)
+    script, gate = held_texts(tmp_path, epochs=6)  # and the job after it later, with batches to save before
     command = (str(script), *arguments, f"--out={tmp_path / 'many'}")
     here, there = two
 
@@ -90,6 +90,7 @@ def test_a_job_over_two_machines_survives_both(
     there.plug_in()
 
     gate.unlink()
+    held_texts(tmp_path, epochs=12)
     before = checkpoints(folder)
     with job(two, tmp_path / "second", *command) as nodes:
         until_it_saves(nodes, before)
