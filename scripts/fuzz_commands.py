@@ -47,8 +47,8 @@ MEMORY = 3 * 2**30
 """Bytes of addresses that a worker may have beside those of its libraries."""
 
 CASES_PER_WORKER = 100
-GRACE_S = 3.0
-"""How long threads and processes that were told to end may take."""
+GRACE_S = 60.0
+"""How long threads and processes that were told to end may take, on a busy machine too."""
 
 LONGEST_LINE = 2_500
 NOBODYS_MISTAKE = (

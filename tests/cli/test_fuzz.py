@@ -73,7 +73,7 @@ def forget(folder: Path) -> None:
 
 
 def detach(folder: Path) -> None:
-    SLEEPING.append(subprocess.Popen(["sleep", "0.5"]))
+    SLEEPING.append(subprocess.Popen(["sleep", "60"]))
 
 
 def leave(folder: Path) -> None:
@@ -133,5 +133,6 @@ def observed(mischief: Callable[[Path], None], fuzz: ModuleType, folder: Path, m
     monkeypatch.setitem(fuzz.COMMANDS, "pipeal", click.Command("pipeal", callback=lambda: mischief(folder)))
     seen = fuzz.observe("pipeal", [], folder, limit_s=60)
     for sleeper in SLEEPING:
+        sleeper.kill()
         sleeper.wait()
     return seen

@@ -343,7 +343,8 @@ def test_a_neighbour_that_stays_away_for_longer_than_the_line_says(
 
 def test_a_stage_that_lost_its_folder_is_told_of(tmp_path: Path) -> None:
     """In one line, and by that stage itself: the one before, which knows it, goes on waiting."""
-    line = text_line(tmp_path, "lstm", 2, "train.epochs=1", snapshot_s=0.02)
+    # With little room it waits for snapshots, and there are as many however late they are written.
+    line = text_line(tmp_path, "lstm", 2, "train.epochs=1", snapshot_s=0.02, retain_mib=0.002)
     seen: list[int] = []
 
     def reached(stage: int, where: str) -> None:
@@ -424,8 +425,8 @@ def test_what_a_line_cannot_go_on_with_is_told_in_one_line(tmp_path: Path, capsy
 def test_snapshots_that_cannot_be_written_are_told_and_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
-    """A disk that is full for a while."""
-    line = text_line(tmp_path, "lstm", 2, "train.epochs=1", snapshot_s=0.02)
+    """A disk that is full for a while; snapshots are waited for, so that none of these is the last."""
+    line = text_line(tmp_path, "lstm", 2, "train.epochs=1", snapshot_s=0.02, retain_mib=0.002)
     from pipeal.training.checkpoint import store as module
 
     write, failed = module.write_layer, []

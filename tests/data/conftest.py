@@ -1,4 +1,4 @@
-"""A file server on loopback."""
+"""A file server on loopback; and ends that wait for their threads however busy the machine is."""
 
 from __future__ import annotations
 
@@ -8,6 +8,14 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+
+from pipeal.data.iterators import reading_thread
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An end waits for its thread: in 5 s a thread may not have been heard of, and tests ask whether it is gone."""
+    monkeypatch.setattr(reading_thread, "PATIENCE_S", 120.0)
 
 
 @dataclass

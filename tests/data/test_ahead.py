@@ -71,7 +71,7 @@ def test_so_many_are_ready_before_they_are_wanted_and_made_by_another_thread() -
     batches = iter(loader)
     next(batches)
     with source.changed:  # two wait, and a third has been made for which there is no room
-        assert source.changed.wait_for(lambda: len(source.made) == 4, 10)
+        assert source.changed.wait_for(lambda: len(source.made) == 4, 120)
     assert set(source.made) == {"pipeal-prefetch"}
     assert len(list(batches)) == 5
     loader.close()

@@ -86,8 +86,9 @@ def test_refused_connection(monkeypatch, tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    with pytest.raises(DataError, match=r"no connection to http://127\.0\.0\.1:\d+/a \(.*refused"):
-        download(f"http://127.0.0.1:{port}/a", tmp_path / "a")
+        # It stays bound, and nobody else can listen there.
+        with pytest.raises(DataError, match=r"no connection to http://127\.0\.0\.1:\d+/a \(.*refused"):
+            download(f"http://127.0.0.1:{port}/a", tmp_path / "a")
 
 
 def test_address_of_no_kind(tmp_path):

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,6 +19,37 @@ LONG_S = 900.0
 """Far more than anything here takes, on a machine that has other things to do."""
 
 _MARK = "PIPEAL_TEST_MARK"
+_doors: deque[socket.socket] = deque()
+
+
+def held(gate: Path, epoch: int) -> str:
+    """Code that holds a training in an epoch, from 0, until there is a file ``gate``, or it is asked to end.
+
+    What is to be done to a run "while it trains" can be done then, however late whoever does it wakes up. That it is
+    held is told by another file, ``gate`` with the suffix ``.reached``. Whoever has died opens no gate: it goes on
+    after five minutes.
+    """
+    return f"""
+from pathlib import Path
+from time import monotonic, sleep
+from pipeal.training.checkpoint.policy import CheckpointPolicy
+
+gate, after_batch = Path({str(gate)!r}), CheckpointPolicy.after_batch
+def after_batch_held(saves, pipe, position):
+    end = monotonic() + 300
+    while position.epoch >= {epoch} and saves.asked_to_end() is None and not gate.exists() and monotonic() < end:
+        gate.with_suffix(".reached").touch()
+        sleep(0.01)
+    return after_batch(saves, pipe, position)
+CheckpointPolicy.after_batch = after_batch_held
+"""
+
+
+def held_texts(folder: Path, epochs: int) -> tuple[Path, Path]:
+    """As ``nlpmain.py``, but held in the last of so many epochs; the script, and the gate."""
+    script, gate = folder / "held.py", folder / "gate"
+    script.write_text(f"{held(gate, epochs - 1)}\nfrom pipeal.cli.text import main\nmain()\n")
+    return script, gate
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -68,7 +100,8 @@ class Started:
 
     def kill_all(self) -> None:
         """Leaves none of them."""
-        for _ in range(100):
+        end = monotonic() + 120
+        while monotonic() < end:
             living = self.processes()
             for number in living:
                 with suppress(ProcessLookupError):
@@ -94,6 +127,11 @@ def started(command: Sequence[str], log: Path, **more: str) -> Iterator[Started]
         run.kill_all()
 
 
+def checkpoints(folder: Path) -> set[str]:
+    """Those of a run, by name."""
+    return {path.parent.name for path in (folder / "checkpoints").glob("step-*/manifest.json")}
+
+
 def until(condition: Callable[[], object], within_s: float = LONG_S) -> None:
     """Waits until something is so."""
     end = monotonic() + within_s
@@ -103,10 +141,18 @@ def until(condition: Callable[[], object], within_s: float = LONG_S) -> None:
 
 
 def free_port() -> int:
-    """A port where nobody listens."""
-    with socket.socket() as door:
-        door.bind(("127.0.0.1", 0))
-        return int(door.getsockname()[1])
+    """A port where nobody listens.
+
+    It stays bound here, so that no one else is given it before there is a listener: torch's store and ZeroMQ set
+    SO_REUSEADDR as well and may share it, while whoever takes any port that is free passes it over.
+    """
+    door = socket.socket()
+    door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    door.bind(("127.0.0.1", 0))
+    _doors.append(door)
+    if len(_doors) > 100:
+        _doors.popleft().close()
+    return int(door.getsockname()[1])
 
 
 def each_rank(commands: Sequence[Sequence[str]], folder: Path, size: int | None = None) -> list[tuple[int, str]]:

@@ -19,11 +19,22 @@ from left_behind import left_behind
 
 from pipeal.cli import text, vision
 from tests.cli.test_text import varied
-from tests.integration.processes import ROOT, Started, each_rank, free_port, started, torchrun, until
+from tests.integration.processes import (
+    ROOT,
+    Started,
+    checkpoints,
+    each_rank,
+    free_port,
+    held_texts,
+    started,
+    torchrun,
+    until,
+)
 from tests.integration.test_resume import IMAGES, SMALL, assert_same, run
 
 NAME = "agnews-{}-al-001"
-PEER = "--set=engine.peer_timeout_s=30"
+PEER = "--set=engine.peer_timeout_s=120"
+"""Nothing here waits for so long: ranks that start together come apart on a busy machine."""
 DISK = "--set=engine.offload=disk"
 
 
@@ -140,23 +151,21 @@ def floats(state: Any, path: str = "") -> Any:
             yield from floats(inner, f"{path}/{number}")
 
 
-def until_it_saves(job: Started, folder: Path) -> None:
+def until_it_saves(job: Started, folder: Path, before: set[str]) -> None:
     """Waits for a checkpoint that was not there before."""
-
-    def saved() -> set[str]:
-        return {path.parent.name for path in (folder / "checkpoints").glob("step-*/manifest.json")}
-
-    before = saved()
-    until(lambda: saved() - before or job.process.poll() is not None)
+    until(lambda: checkpoints(folder) - before or job.process.poll() is not None)
     assert job.process.poll() is None, job.said()
 
 
-def ended_without_rank_1(command: list[str], log: Path, folder: Path) -> str:
+def ended_without_rank_1(command: list[str], log: Path, folder: Path, gate: Path) -> str:
     """What a job said that was to its end, though its rank 1 was killed after a checkpoint."""
+    gate.unlink(missing_ok=True)
+    before = checkpoints(folder)
     with started(command, log) as job:
-        until_it_saves(job, folder)
+        until_it_saves(job, folder, before)
         (victim,) = job.processes(RANK="1")
         os.kill(victim, signal.SIGKILL)
+        gate.touch()
         code, said = job.end(), job.said()
     assert code == 0, said
     return said
@@ -167,18 +176,20 @@ def test_a_job_is_asked_to_end_then_a_rank_of_it_is_killed_and_it_comes_back_by_
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = (*texts(tmp_path, "transformer"), "--epochs=12")
+    script, gate = held_texts(tmp_path, epochs=6)  # and the job after it later, with batches to save before
     alone = one_process(text.command, capsys, tmp_path / "alone", *arguments)
     folder = tmp_path / "many" / alone.name
-    command = [*torchrun(2, "--max-restarts=1"), "nlpmain.py", *arguments, f"--out={tmp_path / 'many'}"]
+    command = [*torchrun(2, "--max-restarts=1"), str(script), *arguments, f"--out={tmp_path / 'many'}"]
     with started(command, tmp_path / "asked.txt") as job:
-        until_it_saves(job, folder)
+        until_it_saves(job, folder, set())
         (asked,) = job.processes(RANK="1")
         os.kill(asked, signal.SIGTERM)  # it is for all of them
         until(lambda: "pipeal: rank 0: " in job.said())
         job.process.send_signal(signal.SIGTERM)  # nor shall torchrun start it again
         job.end()
         assert re.search("pipeal: rank 0: interrupted after batch .*, and saved; the same command goes on", job.said())
-    said = ended_without_rank_1(command, tmp_path / "said.txt", folder)
+    held_texts(tmp_path, epochs=12)
+    said = ended_without_rank_1(command, tmp_path / "said.txt", folder, gate)
     assert re.search(r"pipeal: rank 0: .*rank 1 \(stage 1\)", said), said
     assert said.count("AL goes on after ") == 2
     assert_same(alone, folder)
@@ -190,10 +201,11 @@ def test_an_offloaded_job_whose_rank_is_killed_leaves_what_one_process_leaves_in
 ) -> None:
     """Ranks make their own layers, and take them up from their files, when torchrun has started them again."""
     arguments = (*texts(tmp_path, "transformer"), "--epochs=4")
+    script, gate = held_texts(tmp_path, epochs=4)
     alone = one_process(text.command, capsys, tmp_path / "alone", *arguments)
     folder = tmp_path / "many" / alone.name
-    command = [*torchrun(2, "--max-restarts=1"), "nlpmain.py", *arguments, f"--out={tmp_path / 'many'}", DISK]
-    said = ended_without_rank_1(command, tmp_path / "said.txt", folder)
+    command = [*torchrun(2, "--max-restarts=1"), str(script), *arguments, f"--out={tmp_path / 'many'}", DISK]
+    said = ended_without_rank_1(command, tmp_path / "said.txt", folder, gate)
     assert said.count("AL goes on after ") == 1
     assert_same(alone, folder)
 
@@ -258,11 +270,18 @@ def test_no_rank_holds_more_of_an_offloaded_model_than_some_layers(tmp_path: Pat
             *("--set=train.precision=fp32", "--set=engine.threads=1", f"--out={tmp_path / str(width)}"),
         )
         found = {"0": 0, "1": 0}
-        with started([*torchrun(2), "nlpmain.py", *arguments], tmp_path / "said.txt") as job:
+        script, gate = held_texts(tmp_path, epochs=1)
+        reached = gate.with_suffix(".reached")
+        for path in (gate, reached):
+            path.unlink(missing_ok=True)
+        with started([*torchrun(2), str(script), *arguments], tmp_path / "said.txt") as job:
             while job.process.poll() is None:
+                trains = reached.exists()
                 for rank in found:
                     for process in job.processes(RANK=rank):
                         found[rank] = max(found[rank], anonymous(process))
+                if trains:
+                    gate.touch()  # seen with all that it has loaded: a run may be over before it is looked at again
                 sleep(0.02)
             assert job.end() == 0, job.said()
         (saved,) = (tmp_path / str(width)).glob("*/checkpoints/step-*")
@@ -295,12 +314,14 @@ def test_the_command_for_two_machines_is_as_the_docs_print_it_and_comes_back_whe
     assert printed.split()[-3:] == ["nlpmain.py", *arguments[:2]]
     alone = one_process(text.command, capsys, tmp_path / "alone", *arguments)
     folder = tmp_path / "many" / alone.name
-    command = [*torchrun(2)[:-1], *printed.replace("HOST:29500", f"127.0.0.1:{free_port()}").split()]
-    command += [*arguments[2:], f"--out={tmp_path / 'many'}"]
+    script, gate = held_texts(tmp_path, epochs=6)
+    command = printed.replace("HOST:29500", f"127.0.0.1:{free_port()}").replace("nlpmain.py", str(script)).split()
+    command = [*torchrun(2)[:-1], *command, *arguments[2:], f"--out={tmp_path / 'many'}"]
     with started(command, tmp_path / "here.txt") as here, started(command, tmp_path / "there.txt") as there:
-        until_it_saves(here, folder)
+        until_it_saves(here, folder, set())
         (victim,) = [*here.processes(RANK="3"), *there.processes(RANK="3")]
         os.kill(victim, signal.SIGKILL)
+        gate.touch()
         codes = here.end(), there.end()
     said = here.said() + there.said()
     assert codes == (0, 0), said

@@ -341,7 +341,7 @@ def test_a_part_of_what_was_chosen_is_not_taken_for_all_of_it(
 @pytest.mark.slow
 def test_runs_killed_at_random_moments() -> None:
     command = [sys.executable, "scripts/stress_resume.py", "--quick", "--kills=3", "--cases", "transformer-plan"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=1500)
     assert done.returncode == 0, done.stderr
     assert "DIFFERENT" not in done.stdout
 

@@ -18,6 +18,7 @@ from pipeal.training.checkpoint.store import CheckpointStore
 from pipeal.training.position import Position
 from pipeal.training.rewind import MOST_LEFT_OUT
 from tests.cli.test_text import leaves, varied
+from tests.integration.processes import held
 from tests.integration.test_resume import ROOT, SMALL, Stopping, assert_same, run, stopping
 
 __all__ = ["stopping"]
@@ -83,7 +84,8 @@ def test_the_batch_is_left_out_wherever_the_run_is_stopped_or_killed(
     assert_same(folder, tmp_path / "stopped" / NAME)
     assert left_out(tmp_path / "stopped" / NAME) == left_out(folder)
 
-    poisoned = f"{POISON}\nnn.Embedding.forward = forward\nfrom pipeal.cli.text import main\nmain()"
+    in_time = held(tmp_path / "never", epoch=1)  # to be killed
+    poisoned = f"{POISON}\nnn.Embedding.forward = forward\n{in_time}\nfrom pipeal.cli.text import main\nmain()"
     command = [sys.executable, "-c", poisoned, *arguments, f"--out={tmp_path / 'k'}"]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     try:

@@ -17,27 +17,13 @@ from left_behind import kill, left_behind, same, start, written
 from pipeal.cli import vision
 from pipeal.training.checkpoint.writer import HURRY_S
 from tests.cli.running import run_command
+from tests.integration.processes import held
 
 NAME = "cifar10-vgg-al-001"
-SLOW = """
-import time
-from pipeal.engine.pipeline import Pipeline
-from pipeal.cli import vision
-
-submit = Pipeline.submit
-def slow(*batch, **options):
-    time.sleep(0.05)
-    submit(*batch, **options)
-Pipeline.submit = slow
-vision.main()
-"""
-"""Of the run's 200 batches hardly any pass between a checkpoint and whoever waits for it, also on a busy machine."""
-
 HANGING = """
 import sys, time
 from pipeal.training.checkpoint.store import CheckpointStore
 from pipeal.training.checkpoint.writer import CheckpointWriter
-from pipeal.cli import vision
 
 save, saved = CheckpointStore.save, []
 def hang(self, step, *rest):
@@ -51,6 +37,9 @@ def tell(self):
     print(f"closes within {self._patience_s:g} s", file=sys.stderr, flush=True)
     close(self)
 CheckpointWriter.close = tell
+"""
+MAIN = """
+from pipeal.cli import vision
 vision.main()
 """
 
@@ -129,10 +118,11 @@ def test_whatever_signals_a_run_and_its_workers_get_it_goes_on_as_if_untouched(
 ) -> None:
     command, out = images(tmp_path / "data"), tmp_path / "signalled"
     out.mkdir()
-    signalled_as_a_group(signal.SIGTERM, command, out)
-    robbed_of_a_worker(command, out)
-    saving_to_a_disk_that_hangs(command, out)
-    signalled_as_a_group(signal.SIGINT, command, out)
+    # Each is held in an epoch of its own until it is met: none is over by then, and each has batches to save before.
+    signalled_as_a_group(signal.SIGTERM, command, out, epoch=2)
+    robbed_of_a_worker(command, out, epoch=4)
+    saving_to_a_disk_that_hangs(command, out, epoch=6)
+    signalled_as_a_group(signal.SIGINT, command, out, epoch=8)
     for folder in (out, tmp_path / "untouched"):
         code, _, err = run_command(vision.command, capsys, *command, f"--out={folder}")
         assert code == 0, err
@@ -142,9 +132,9 @@ def test_whatever_signals_a_run_and_its_workers_get_it_goes_on_as_if_untouched(
     assert [path.name for path in out.iterdir() if path.is_dir()] == [NAME]
 
 
-def signalled_as_a_group(number: signal.Signals, command: list[str], out: Path) -> None:
+def signalled_as_a_group(number: signal.Signals, command: list[str], out: Path, epoch: int) -> None:
     """Symptom: the loader's workers died of it first, and the run of that, with nothing saved."""
-    with under_way(["-c", SLOW, *command], out) as process:
+    with under_way(["-c", held(out.parent / "never", epoch) + MAIN, *command], out) as process:
         assert len(session_of(process)) == 2
         os.killpg(process.pid, number)
         assert process.wait(600) == 128 + number, said(out)
@@ -152,18 +142,20 @@ def signalled_as_a_group(number: signal.Signals, command: list[str], out: Path) 
         left_nothing(process, out)
 
 
-def robbed_of_a_worker(command: list[str], out: Path) -> None:
+def robbed_of_a_worker(command: list[str], out: Path, epoch: int) -> None:
     """What the kernel does when memory runs out."""
-    with under_way(["-c", SLOW, *command], out) as process:
+    gate = out.parent / "gate"
+    with under_way(["-c", held(gate, epoch) + MAIN, *command], out) as process:
         os.kill(session_of(process)[0], signal.SIGKILL)
+        gate.touch()
         assert process.wait(600) == 1, said(out)
         assert "a worker process that prepares batches died" in told(out)
         left_nothing(process, out)
 
 
-def saving_to_a_disk_that_hangs(command: list[str], out: Path) -> None:
+def saving_to_a_disk_that_hangs(command: list[str], out: Path, epoch: int) -> None:
     """Symptom: the first signal waited without end, and the second one 300 seconds."""
-    with under_way(["-c", HANGING, *command], out) as process:
+    with under_way(["-c", held(out.parent / "never", epoch) + HANGING + MAIN, *command], out) as process:
         os.kill(process.pid, signal.SIGTERM)
         wait_for(lambda: "saving; another signal ends the run at once" in said(out), process, out)
         os.kill(process.pid, signal.SIGTERM)

@@ -16,7 +16,7 @@ import pytest
 
 from pipeal.cli import text
 from tests.integration.netns import Machine, machines, why_not
-from tests.integration.processes import LONG_S, environment, torchrun, until
+from tests.integration.processes import LONG_S, checkpoints, environment, held_texts, torchrun, until
 from tests.integration.test_distributed import one_process, texts
 from tests.integration.test_resume import assert_same
 
@@ -72,28 +72,30 @@ def test_a_job_over_two_machines_survives_both(
     arguments = (*texts(tmp_path, "lstm"), "--epochs=12", f"--set=engine.peer_timeout_s={TIMEOUT_S}")
     alone = one_process(text.command, capsys, tmp_path / "alone", *arguments)
     folder = tmp_path / "many" / alone.name
-    command = ("nlpmain.py", *arguments, f"--out={tmp_path / 'many'}")
+    script, gate = held_texts(tmp_path, epochs=6)  # and the job after it later, with batches to save before
+    command = (str(script), *arguments, f"--out={tmp_path / 'many'}")
     here, there = two
 
-    def saved() -> set[str]:
-        return {path.parent.name for path in (folder / "checkpoints").glob("step-*/manifest.json")}
-
-    def until_it_saves(nodes: list[Node]) -> None:
-        before = saved()
-        until(lambda: saved() - before or any(node.process.poll() is not None for node in nodes))
+    def until_it_saves(nodes: list[Node], before: set[str]) -> None:
+        until(lambda: checkpoints(folder) - before or any(node.process.poll() is not None for node in nodes))
         assert all(node.process.poll() is None for node in nodes), [node.log.read_text() for node in nodes]
 
     with job(two, tmp_path / "first", *command) as nodes:
-        until_it_saves(nodes)
+        until_it_saves(nodes, set())
         there.unplug()
+        gate.touch()
         near, far = (ended(node) for node in nodes)
         assert re.search(r"pipeal: rank 0: rank 1 \(stage 1\) on there has given no sign of life for 15 s", near), near
         assert re.search(r"pipeal: rank 1: rank 0 \(stage 0\) on here cannot be reached: .* not answered for 15 s", far)
     there.plug_in()
 
+    gate.unlink()
+    held_texts(tmp_path, epochs=12)
+    before = checkpoints(folder)
     with job(two, tmp_path / "second", *command) as nodes:
-        until_it_saves(nodes)
+        until_it_saves(nodes, before)
         there.kill_all()
+        gate.touch()
         near = ended(nodes[0])
         assert re.search(r"pipeal: rank 0: .*rank 1 \(stage 1\) on there", near), near
         assert "AL goes on after " in near

@@ -37,13 +37,13 @@ def test_batches_learnt_from_in_parts_before_a_kill_are_counted_after_it(tmp_pat
                 pipe.submit(x, y)
             position.batches = 3
             assert saves.after_batch(pipe, position) is False
-            assert writer.flush(20)
+            assert writer.flush(120)
             resumed = ResumedTraining.of(store.newest(pytest.fail))  # type: ignore[arg-type]
             assert resumed.position.totals.splits == 3
             assert sum(pipe.run(batches[4:]).splits) == 2
             position.totals.splits = 3
             saves._save(pipe, position)
-            assert writer.flush(20)
+            assert writer.flush(120)
         assert ResumedTraining.of(store.newest(pytest.fail)).position.totals.splits == 3  # type: ignore[arg-type]
 
 
@@ -60,7 +60,7 @@ def test_losses_before_a_checkpoint_and_up_to_it_are_kept(tmp_path: Path, silent
             position.part.batches = position.batches = 3
             saves._save(pipe, position)
             wanted = [torch.cat(pair) for pair in zip(position.losses, pipe.drain().losses, strict=True)]
-        assert writer.flush(20)
+        assert writer.flush(120)
     saved = store.newest(pytest.fail)
     assert saved is not None
     assert set(saved.layers()[0]) == {"module", "versions", "gradients", "optimizers", "others"}
@@ -99,12 +99,12 @@ def test_a_look_that_fails_ends_no_training(tmp_path: Path, said: list[str]) -> 
             "the states of step 1 could not be looked at: RuntimeError: can't allocate memory; the training goes on"
         ]
         saves._save(pipe, position)
-        assert writer.flush(20)
+        assert writer.flush(120)
         assert writer.failures == 1
         layer.shy = False
         saves.before_evaluation(pipe, position)
         saves._save(pipe, position)
-        assert writer.flush(20)
+        assert writer.flush(120)
         assert store.newest(pytest.fail) is not None
 
 

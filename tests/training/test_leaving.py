@@ -118,13 +118,14 @@ class Breaks(nn.Module):
 
 @pytest.mark.parametrize("ends_on_broken", [True, False])
 def test_a_stage_that_fails_on_the_last_batches_is_told_and_nothing_is_called_saved(
-    ends_on_broken: bool, tmp_path: Path, silent: None
+    ends_on_broken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent: None
 ) -> None:
     """Symptom: "interrupted …, and saved" with nothing on the disk, and the error was never seen.
 
     The second stage was still at a batch before the snapshot when the signal came; that it failed there ended the
     writer's job, which counted as no failure.
     """
+    monkeypatch.setattr(keeping, "QUIET_S", 120.0)
     go = threading.Event()
     model = ALPackage(
         [AL(ENC(f, nn.Linear(4, 4)), AE(nn.Linear(4, 4), nn.Linear(4, 4))) for f in (nn.Linear(4, 4), Breaks(go))]

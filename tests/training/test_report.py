@@ -11,7 +11,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
-from time import perf_counter
+from time import process_time
 
 import numpy as np
 import pytest
@@ -350,9 +350,9 @@ def test_of_many_epochs_the_first_the_last_the_best_and_a_sample_are_drawn(tmp_p
     assert drawn_rows(rows(epochs=7, turns=2), 200) == rows(epochs=7, turns=2)
     folder = make_run(tmp_path / "run", done=0)
     CsvRecorder(folder / "epochs.csv").rewrite(many)
-    began = perf_counter()
+    began = process_time()
     page = report(folder)
-    assert perf_counter() - began < 15  # it takes one or two where nothing else runs
+    assert process_time() - began < 15  # of the processor, one or two; whatever else it has to do
     assert "Drawn are 200 of 10,000 epochs" in page.text
     assert str(folder / "epochs.csv") in page.text
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import time
+from collections.abc import Callable
 from typing import Any
 
 from hypothesis import strategies as st
@@ -38,6 +40,14 @@ class Take(its.CheckpointableIterator[Any]):
 
     def close(self) -> None:
         self.source.close()
+
+
+def until_gone(left: Callable[[], Any]) -> Any:
+    """What is left of processes or threads that were told to end, when none is or a long time is over."""
+    deadline = time.monotonic() + 120
+    while left() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return left()
 
 
 class Endless:

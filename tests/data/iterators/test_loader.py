@@ -26,7 +26,7 @@ from pipeal.data.iterators import (
     SelectManyIterator,
     create_source_iterator,
 )
-from tests.data.iterators.pipelines import build, few, fits, specs, tag, weight
+from tests.data.iterators.pipelines import build, few, fits, specs, tag, until_gone, weight
 
 WORKERS = pytest.mark.parametrize("workers", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4))])
 
@@ -77,7 +77,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.fixture(autouse=True)
 def leaves_no_process():
     yield
-    assert multiprocessing.active_children() == []
+    assert until_gone(multiprocessing.active_children) == []
 
 
 @pytest.mark.parametrize("kind", ["shares", "whole"])

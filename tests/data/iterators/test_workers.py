@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from itertools import count, islice
 
 import pytest
@@ -28,7 +29,7 @@ from pipeal.data.iterators import (
     PrefetchIterator,
     parallel,
 )
-from tests.data.iterators.pipelines import Endless, tag
+from tests.data.iterators.pipelines import Endless, tag, until_gone
 
 
 class Odd(Exception):
@@ -71,8 +72,11 @@ def stuck_at_2(item):
     return item
 
 
-def late_first(item):
-    time.sleep(0.3 if item == 0 else 0.0)
+def waiting_first(other_works, item):
+    if item == 0:
+        other_works.wait(60)
+    elif item > 1:  # which are of another chunk than item 0
+        other_works.set()
     return item, os.getpid()
 
 
@@ -82,13 +86,6 @@ def forked(source, transform, processes=2, size=4):
 
 def threads():
     return [thread for thread in threading.enumerate() if thread.name == "pipeal-prefetch"]
-
-
-def until_gone(left):
-    deadline = time.monotonic() + 120
-    while left() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return left()
 
 
 def notes(error):
@@ -114,12 +111,13 @@ def test_parallel_is_in_order_over_all_processes_and_without_a_barrier():
         def __iter__(self):
             return watched()
 
-    with forked(NativeCheckpointableIterator(Stream()), late_first, 2, 4) as mapped:
+    other_works = multiprocessing.get_context("fork").Event()
+    with forked(NativeCheckpointableIterator(Stream()), partial(waiting_first, other_works), 2, 4) as mapped:
         items = [next(mapped)]
         assert len(seen) <= 2 * 4, "the look-ahead is bounded"
         items += islice(mapped, 29)
         assert [number for number, _ in items] == list(range(30))
-        # While item 0 holds up one process, the other one works on.
+        # While item 0 holds up one process, the other one works on: item 0 waits for it.
         assert len({process for _, process in items}) == 2
 
 
@@ -271,8 +269,15 @@ def test_a_prefetch_over_an_endless_source_reads_no_further_than_its_buffer():
 
 
 def test_a_prefetch_warns_of_an_empty_buffer_if_asked(caplog):
-    slow = MapIterator(numbers(3), late_first)
-    with caplog.at_level(logging.WARNING), PrefetchIterator(slow, 2, log_empty_buffer_warning=True) as fetched:
+    end = time.monotonic() + 60
+
+    def once_warned(item):
+        while "buffer is empty" not in caplog.text and time.monotonic() < end:
+            time.sleep(0.01)
+        return item
+
+    late = MapIterator(numbers(3), once_warned)
+    with caplog.at_level(logging.WARNING), PrefetchIterator(late, 2, log_empty_buffer_warning=True) as fetched:
         next(fetched)
     assert "buffer is empty" in caplog.text
 
