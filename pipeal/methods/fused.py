@@ -20,6 +20,9 @@ _OF_THE_CALL = ("lr", "eps", "weight_decay", "maximize")
 
 _KINDS = (torch.optim.Adam, torch.optim.AdamW)
 
+_ONE = torch.ones((), device="cpu")
+"""For steps on a CPU: a number would be made a tensor again for each of them, which takes four times as long."""
+
 
 @torch.no_grad()
 def step_and_clear(optimizers: Iterable[torch.optim.Optimizer]) -> None:
@@ -45,8 +48,7 @@ def step_and_clear(optimizers: Iterable[torch.optim.Optimizer]) -> None:
     for (kernel, _, (beta1, beta2, lr, eps, weight_decay, maximize)), row in rows.items():
         parameters, gradients, means, squares, steps = row
         if steps[0].is_cpu:
-            # A number would be made a tensor again for each of them, which takes four times as long.
-            torch._foreach_add_(steps, torch.ones(()), alpha=1.0)
+            torch._foreach_add_(steps, _ONE, alpha=1.0)
         else:
             torch._foreach_add_(steps, 1)
         kernel(

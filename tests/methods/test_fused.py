@@ -182,3 +182,15 @@ def test_a_rate_that_is_a_tensor_is_left_to_the_optimizer() -> None:
             one.grad = torch.randn_like(one)
         assert _rows_of(optimizer) is None
         step_and_clear([optimizer])
+
+
+def test_a_default_device_changes_no_step() -> None:
+    """Symptom: under a default device of the user's, what is added to the steps of a layer on the CPU was there."""
+    made = sides([FUSED["adam"]], (3,))
+    module, optimizer = made[0]
+    for _ in range(2):
+        for weight in module.parameters():
+            weight.grad = torch.ones_like(weight)
+        with torch.device("meta"):
+            step_and_clear([optimizer])
+    assert {float(one["step"]) for one in optimizer.state.values()} == {2.0}
