@@ -86,7 +86,7 @@ def test_refused_connection(monkeypatch, tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-        # It stays bound, and nobody else can listen there.
+        # It stays bound, and no other process can listen there.
         with pytest.raises(DataError, match=r"no connection to http://127\.0\.0\.1:\d+/a \(.*refused"):
             download(f"http://127.0.0.1:{port}/a", tmp_path / "a")
 

@@ -25,8 +25,8 @@ _doors: deque[socket.socket] = deque()
 def held(gate: Path, epoch: int) -> str:
     """Code that holds a training in an epoch, from 0, until there is a file ``gate``, or it is asked to end.
 
-    What is to be done to a run "while it trains" can be done then, however late whoever does it wakes up. That it is
-    held is told by another file, ``gate`` with the suffix ``.reached``. Whoever has died opens no gate: it goes on
+    What is to be done to a run "while it trains" can be done then, however late the test wakes up. That it is held is
+    told by another file, ``gate`` with the suffix ``.reached``. A test that has died opens no gate: the run goes on
     after five minutes.
     """
     return f"""
@@ -141,10 +141,10 @@ def until(condition: Callable[[], object], within_s: float = LONG_S) -> None:
 
 
 def free_port() -> int:
-    """A port where nobody listens.
+    """A port where no process listens.
 
-    It stays bound here, so that no one else is given it before there is a listener: torch's store and ZeroMQ set
-    SO_REUSEADDR as well and may share it, while whoever takes any port that is free passes it over.
+    It stays bound here, so that no other process is given it before there is a listener: torch's store and ZeroMQ set
+    SO_REUSEADDR as well and may share it, while a process that takes any port that is free passes it over.
     """
     door = socket.socket()
     door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -41,7 +41,7 @@ from pipeal.cli.main import main
 main()
 """
 """As ``pipeal``, but the first stage sends so many batches and waits then, until a file has grown by a byte for as many
-more: no line is at its end before it was killed, however late whoever kills it wakes up. And the other batches of an
+more: no line is at its end before it was killed, however late the test wakes up. And the other batches of an
 update are waited for, since they may be as late."""
 
 COMMAND = (sys.executable, "-c", HELD, "line", "run")

@@ -164,7 +164,7 @@ class Relay:
 
     @contextmanager
     def away(self) -> Iterator[None]:
-        """Ends all connections; within it, nothing comes through those that are made anew."""
+        """Ends all connections; within it, nothing comes through new ones."""
         self._leads_on.clear()
         self.cut()
         try:

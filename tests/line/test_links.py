@@ -272,7 +272,7 @@ def test_a_connection_that_breaks_and_comes_back_ends_nothing() -> None:
         assert taken(receiver, 60) == numbers(0, 60)
         with cable.away():
             until(lambda: not sender.connected)
-            receiver.tell_saved(60)  # said to nobody, and again when there is a connection
+            receiver.tell_saved(60)  # there is no connection; it is said again when there is one
         until(lambda: one.retained.first == 60)
         assert sender.failure is None
 
