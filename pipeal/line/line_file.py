@@ -88,6 +88,16 @@ class LineFile:
         return {"checkpoint_epochs": self.checkpoint_epochs, "resume": self.resume}
 
     @property
+    def retain_bytes(self) -> float:
+        """:attr:`retain_mib` in bytes."""
+        return self.retain_mib * 2**20
+
+    @property
+    def largest_bytes(self) -> int:
+        """:attr:`largest_mib` in bytes."""
+        return int(self.largest_mib * 2**20)
+
+    @property
     def crowd(self) -> int:
         """How many stages share a machine's cores, at most, as addresses tell: those on the loopback do with the first.
 

@@ -31,11 +31,9 @@ from pipeal.line.beginning import (
 )
 from pipeal.line.failures import Failures
 from pipeal.line.feed import Feed, FeedPosition
-from pipeal.line.incoming import Incoming
 from pipeal.line.items import BEGIN, END, STATE, Item, Packed
-from pipeal.line.line_file import LineFile, keys_of
-from pipeal.line.neighbour import Neighbour
-from pipeal.line.outgoing import Outgoing
+from pipeal.line.line_file import LineFile
+from pipeal.line.neighbours import Neighbours, shown
 from pipeal.line.retained import Retained
 from pipeal.line.snapshots import Snapshots
 from pipeal.line.status import StageStatus, Status
@@ -54,9 +52,6 @@ _LOOK_S = 0.2
 
 _GRACE_S = 30.0
 """How long a stage that has done all waits for the one before it, which may have been away when it was told."""
-
-_STOP_S = 5.0
-"""How long a stage that stops the line waits for its neighbours to hear it."""
 
 
 @dataclass(frozen=True)
@@ -100,12 +95,8 @@ class StageRun:
         self._worker: StageWorker | None = None
         self._top: Top | None = None
         self._feed: Feed | None = None
-        self._incoming: Incoming | None = None
-        self._outgoing: Outgoing | None = None
-        self._largest_bytes = int(line.largest_mib * 2**20)
-        self._retain_bytes = line.retain_mib * 2**20
-        self._retained = Retained(self._retain_bytes)
-        self._neighbours: list[tuple[Incoming | Outgoing, Neighbour]] = []
+        self._retained = Retained(line.retain_bytes)
+        self._neighbours = Neighbours(line, number, place.key)
         self._done = 0
         self._ended = self._finished = False
         self._failed_at_item = False
@@ -137,7 +128,7 @@ class StageRun:
             elif experiment is not None:
                 self._begin_feed(experiment)
             try:
-                self._connect()
+                self._neighbours.connect(self._done, self._retained)
                 if not self._ended:
                     self._work()
                 self._finish()
@@ -150,20 +141,14 @@ class StageRun:
                     self._stop_line(why)
                 raise
             finally:
-                self._leave()
+                self._neighbours.leave()
         self._failures.forget()
 
     def _stop_line(self, why: str) -> None:
         """Has all other stages end; those that are away now, when they come while this one is started again."""
         _log.warning(f"the line is stopped: {why}")
-        self._connect()
-        ends = [end for end in (self._incoming, self._outgoing) if end is not None]
-        for end in ends:
-            end.stop(why)
-        until = monotonic() + _STOP_S
-        for end in ends:
-            end.await_told(max(0.0, until - monotonic()))
-        self._leave()
+        self._neighbours.connect(self._done, self._retained)
+        self._neighbours.stop(why)
 
     def _read(self) -> Experiment:
         config = load_config(self._schema, values=self.line.config)
@@ -214,7 +199,7 @@ class StageRun:
             before = None if position.handed is None else self._before(experiment)
             self._feed = self._feed_of(experiment, Item(BEGIN, begin), position, before)
         kept = [Packed.of_state(one) for one in counted["retained"]]
-        self._retained = Retained(self._retain_bytes, state["first"], kept)
+        self._retained = Retained(self.line.retain_bytes, state["first"], kept)
         self._ended = state["ended"]
         self._build(begin, experiment, saved.layers())
         assert self._worker is not None
@@ -274,29 +259,6 @@ class StageRun:
             self._top.begin(self._config_of(begin, "asked"), self._files)
             self._files = None
 
-    def _connect(self) -> None:
-        stages, number = self.line.stages, self.number
-        if number and self._incoming is None:
-            address = stages[number].address
-            assert address is not None
-            keys = keys_of(self.line, self.place.key, number, number - 1)
-            largest, room = self._largest_bytes, self._retain_bytes
-            self._incoming = Incoming(
-                number, address, keys, self.line.line, self._done, largest_bytes=largest, room_bytes=room
-            )
-            self._incoming.start()
-            self._neighbours.append((self._incoming, Neighbour(number - 1, address, listens=False)))
-            _log.info(f"stage {number} listens at {address} for stage {number - 1}")
-        if not self._is_last and self._outgoing is None:
-            address = stages[number + 1].address
-            assert address is not None
-            keys = keys_of(self.line, self.place.key, number, number + 1)
-            self._outgoing = Outgoing(
-                number, address, keys, self._retained, self.line.line, connections=self.line.connections
-            )
-            self._outgoing.start()
-            self._neighbours.append((self._outgoing, Neighbour(number + 1, address, listens=True)))
-
     def _work(self) -> None:
         items = None if self._feed is None else self._open.enter_context(closing(self._feed.items()))
         came = True
@@ -334,16 +296,16 @@ class StageRun:
         except (Interrupted, LineError, PeerLostError):
             raise
         except Exception as error:
-            self._failed_at_item = not (isinstance(error.__cause__ or error, OSError) or self._has_failed())
+            self._failed_at_item = not (isinstance(error.__cause__ or error, OSError) or self._neighbours.have_failed)
             raise
 
     def _next(self, items: Iterator[Item] | None) -> Item | None:
         if items is not None:
             return next(items)
-        assert self._incoming is not None
-        found = self._incoming.take(_LOOK_S)
+        assert self._neighbours.before is not None
+        found = self._neighbours.before.take(_LOOK_S)
         if found is None:
-            self._require_neighbours()
+            self._neighbours.require()
             return None
         number, packed = found
         if number != self._done:
@@ -353,50 +315,30 @@ class StageRun:
     def _emit(self, item: Item) -> None:
         """Gives an item to the next stage; waits while too many wait for a snapshot there."""
         packed, asked_at = Packed.of(item), 0.0
-        if packed.largest > self._largest_bytes:
+        if packed.largest > self.line.largest_bytes:
             raise DataError(
                 f"a tensor for the next stage takes {packed.largest / 2**20:.1f} MiB there, more than largest_mib, "
                 f"{self.line.largest_mib:g}; raise that in the line's file, on all machines"
             )
-        assert self._outgoing is not None
+        assert self._neighbours.after is not None
         # Amid an update, or what its layers begin with, the next stage cannot save: all of it has to come first.
         while item.kind != STATE and (self._worker is None or not self._worker.gathers):
             with self._retained.changed:
                 room = self._retained.changed.wait_for(
-                    lambda: self._retained.has_room(packed.size) or self._has_failed(), _LOOK_S
+                    lambda: self._retained.has_room(packed.size) or self._neighbours.have_failed, _LOOK_S
                 )
-            self._raise_failure()
+            self._neighbours.raise_failure()
             if room:
                 break
             if (code := self._stop.code()) is not None:
                 raise Interrupted("interrupted while the next stage took nothing; the last snapshot stands", code)
             if monotonic() - asked_at > 1.0:
                 asked_at = monotonic()
-                self._outgoing.ask_for_snapshot()
-            self._require_neighbours()
+                self._neighbours.after.ask_for_snapshot()
+            self._neighbours.require()
             self._tell()
         self._retained.add(packed)
-        self._outgoing.tell()
-
-    def _has_failed(self) -> bool:
-        return any(end is not None and end.failure is not None for end in (self._incoming, self._outgoing))
-
-    def _raise_failure(self) -> None:
-        for end in (self._incoming, self._outgoing):
-            if end is not None and end.failure is not None:
-                raise end.failure
-
-    def _require_neighbours(self) -> None:
-        """Waits for them no longer than the line says."""
-        self._raise_failure()
-        if self.line.wait_s is None:
-            return
-        for end, neighbour in ((self._incoming, self.number - 1), (self._outgoing, self.number + 1)):
-            if end is not None and end.lost_s > self.line.wait_s:
-                raise PeerLostError(
-                    f"stage {neighbour} was away for {self.line.wait_s:g} s (wait_s); start it, and this one again",
-                    neighbour,
-                )
+        self._neighbours.after.tell()
 
     def _interrupt(self, code: int) -> None:
         if self._worker is not None and not self._worker.gathers:
@@ -405,8 +347,8 @@ class StageRun:
         raise Interrupted(f"stage {self.number} was interrupted; the same command goes on from its snapshot", code)
 
     def _save_if_due(self) -> None:
-        if self._incoming is not None and self._incoming.wants_snapshot:
-            self._incoming.wants_snapshot, self._wanted = False, True
+        if self._neighbours.before is not None and self._neighbours.before.wants_snapshot:
+            self._neighbours.before.wants_snapshot, self._wanted = False, True
         due = self._wanted or monotonic() - self._saved_at > self.line.snapshot_s
         if due and not self._snapshots.is_writing and self._worker is not None and not self._worker.gathers:
             self._wanted = False
@@ -430,7 +372,7 @@ class StageRun:
             "top": None if self._top is None else self._top.state(),
             "decoders": {} if self._top is None else self._worker.decoders(),
         }
-        told = self._incoming.tell_saved if self._incoming is not None else lambda _: None
+        told = self._neighbours.before.tell_saved if self._neighbours.before is not None else lambda _: None
         self._snapshots.save(self._done, states, state, tensors, told)
         self._saved_at = monotonic()
 
@@ -438,12 +380,12 @@ class StageRun:
         """Saves, and leaves once the neighbours need nothing more."""
         self._save()
         self._snapshots.settle(must=True)
-        if self._outgoing is not None:
+        if self._neighbours.after is not None:
             while self._retained.first < self._retained.next:
                 with self._retained.changed:
                     self._retained.changed.wait(_LOOK_S)
-                self._raise_failure()
-                self._require_neighbours()
+                self._neighbours.raise_failure()
+                self._neighbours.require()
                 self._tell()
                 if (code := self._stop.code()) is not None:
                     raise Interrupted(f"stage {self.number} was interrupted, and is saved", code)
@@ -451,28 +393,20 @@ class StageRun:
             self._snapshots.settle(must=True)
         self._finished = True
         self._tell(at_once=True)  # before the last word: the next stage shows it
-        if self._outgoing is not None:
-            self._outgoing.bye()
-        if self._incoming is not None:
-            while not self._incoming.bye and self._incoming.lost_s < _GRACE_S:
-                self._incoming.wants_snapshot = False
-                self._incoming.take(_LOOK_S)
+        if self._neighbours.after is not None:
+            self._neighbours.after.bye()
+        if self._neighbours.before is not None:
+            while not self._neighbours.before.bye and self._neighbours.before.lost_s < _GRACE_S:
+                self._neighbours.before.wants_snapshot = False
+                self._neighbours.before.take(_LOOK_S)
                 self._tell()
                 if self._stop.code() is not None:
                     break
         self._tell(at_once=True)
 
-    def _leave(self) -> None:
-        for end in (self._outgoing, self._incoming):
-            if end is not None:
-                end.close()
-        self._outgoing = self._incoming = None
-        self._neighbours.clear()
-
     def _tell(self, *, at_once: bool = False) -> None:
         if not self._finished:  # then the others may leave
-            for end, neighbour in self._neighbours:
-                neighbour.look(connected=end.connected, away_s=end.lost_s)
+            self._neighbours.look()
         self._status.tell(
             lambda: StageStatus(
                 stage=self.number,
@@ -483,20 +417,16 @@ class StageRun:
                 saved_at=self._snapshots.saved_at,
                 retained=self._retained.next - self._retained.first,
                 retained_mib=self._retained.size / 2**20,
-                waiting=0 if self._incoming is None else len(self._incoming),
-                window=0 if self._outgoing is None else self._outgoing.window.size,
-                before=_peer(self._incoming),
-                after=_peer(self._outgoing),
+                waiting=0 if self._neighbours.before is None else len(self._neighbours.before),
+                window=0 if self._neighbours.after is None else self._neighbours.after.window.size,
+                before=shown(self._neighbours.before),
+                after=shown(self._neighbours.after),
                 total=None if self._feed is None else self._feed.total,
             ),
-            below={} if self._incoming is None else self._incoming.statuses,
-            pass_on=None if self._outgoing is None else self._outgoing.tell_status,
+            below={} if self._neighbours.before is None else self._neighbours.before.statuses,
+            pass_on=None if self._neighbours.after is None else self._neighbours.after.tell_status,
             at_once=at_once,
         )
-
-
-def _peer(end: Incoming | Outgoing | None) -> str:
-    return "-" if end is None else "connected" if end.connected else f"away for {end.lost_s:.0f} s"
 
 
 def _device(name: str) -> str:

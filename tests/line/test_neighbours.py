@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from pipeal.line.neighbour import Neighbour
+from pipeal.line.neighbours import Neighbour
 
 
 @pytest.mark.parametrize(("listens", "told"), [(True, "does not answer"), (False, "has not come")])
