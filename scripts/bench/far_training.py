@@ -1,11 +1,16 @@
 """A real line of four stages over long links: batches per second and bytes of the AG News transformer, by packet.
 
     sudo python scripts/bench/far_training.py --data-root DIR [--packets as_is int8] [--seconds 60] [--turns 2]
+    sudo python scripts/bench/far_training.py --evaluation [--delay 100] [--rate 1000] [--turns 3]
 
 Stages of ``pipeal line`` run in four networks of this machine (:mod:`long_line`; needs Linux and root): in turns over
 links without delay or limit, and over links of a delay and a rate. What a link allows is its rate over the payload of a
 batch; what the machine allows is the rate without delay or limit. Held against the smaller of the two is what was
 reached. Batches are counted as the last stage tells them, once a second, after the first ones.
+
+``--evaluation`` trains the embedded texts, and measures the seconds from one epoch's row to the next: training of an
+epoch with the answers to all training, held-out and test texts. What distance adds to that is held against the bound
+of one evaluation with a way back: a fill and a drain of the line, ``2 (S - 1) L``, its compute left out.
 """
 
 from __future__ import annotations
@@ -16,16 +21,18 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from time import monotonic, sleep
 from typing import Any, get_args
 
-from line_kills import COMMAND, command
+from line_kills import COMMAND, LOOK_S, command
 from long_line import Line, LinkKind, NoLineError, Passed, Say, long_line
 
+from pipeal.core.artifacts import ROWS_JSON
 from pipeal.core.options import PacketFormat
 from pipeal.reporting.environment import environment
 from pipeal.reporting.recorders import write_json
@@ -47,31 +54,50 @@ def be_stage(_: Say, folder: Path, number: int) -> None:
     os.execv(COMMAND[0], [*COMMAND, *line])
 
 
-def measure(line: Line, kind: LinkKind, packet: str, options: argparse.Namespace) -> Found:
-    """Trains for a while over links of a kind.
+@contextmanager
+def open_training(
+    line: Line, kind: LinkKind, what: Sequence[str], settings: Sequence[str], epochs: int
+) -> Iterator[tuple[Path, Callable[[], None]]]:
+    """Stages that train over links of a kind: the line's folder, and what looks whether all are well.
 
-    Raises:
-        RuntimeError: A stage ended, or none came to batches in time.
+    Args:
+        line: The networks.
+        kind: Of all links.
+        what: Data and model, as options of ``pipeal line init``.
+        settings: Further ones, ``KEY=VALUE``.
+        epochs: To train.
     """
     line.set(kind)
     with tempfile.TemporaryDirectory() as made, ExitStack() as at_the_end:
         folder = Path(made) / "line"
         addresses = [word for rank in range(1, STAGES) for word in ("--stage", f"{line.address(rank)}:7001")]
-        command(
-            *("line", "init", "--dataset", options.dataset, "--model", options.model, *addresses),
-            *("--data-root", str(options.data_root.resolve()), "--epochs", "1000", "--out", str(folder)),
-            *("--set", f"engine.packet={packet}", "--set", "engine.threads=1"),
-        )
+        all_settings = [word for one in (*settings, "engine.threads=1") for word in ("--set", one)]
+        command("line", "init", *what, *addresses, "--epochs", str(epochs), "--out", str(folder), *all_settings)
         started = [line.start(number, be_stage, folder, number) for number in range(STAGES)]
         for one in started:
             at_the_end.callback(one.process.join)
             at_the_end.callback(one.process.kill)
 
-        def batches() -> int:
+        def look() -> None:
             for number, one in enumerate(started):
-                if one.process.exitcode is not None:
+                if one.process.exitcode:
                     log = (folder / f"log-{number}.txt").read_text(encoding="utf-8")
                     raise RuntimeError(f"stage {number} ended with {one.process.exitcode}: {log[-1000:]}")
+
+        yield folder, look
+
+
+def measure(line: Line, kind: LinkKind, packet: str, options: argparse.Namespace) -> Found:
+    """Trains for a while over links of a kind.
+
+    Raises:
+        RuntimeError: A stage failed, or none came to batches in time.
+    """
+    what = ["--dataset", options.dataset, "--model", options.model, "--data-root", str(options.data_root.resolve())]
+    with open_training(line, kind, what, [f"engine.packet={packet}"], epochs=1000) as (folder, look):
+
+        def batches() -> int:
+            look()
             with suppress(OSError, ValueError, KeyError):
                 status = folder / f"stage-{STAGES - 1}" / "stage.json"
                 own = json.loads(status.read_text(encoding="utf-8"))["stages"][str(STAGES - 1)]
@@ -85,7 +111,7 @@ def measure(line: Line, kind: LinkKind, packet: str, options: argparse.Namespace
             while (now := batches()) < least or now == before:  # just told
                 if monotonic() > until:
                     raise RuntimeError(f"{now} batches after {PATIENCE_S:.0f} s")
-                sleep(0.02)
+                sleep(LOOK_S)
             return now, monotonic(), line.passed()
 
         first, begin, passed = told(WARM_UP)
@@ -104,6 +130,51 @@ def measure(line: Line, kind: LinkKind, packet: str, options: argparse.Namespace
     }
 
 
+def epoch_seconds(line: Line, kind: LinkKind, epochs: int) -> list[float]:
+    """Seconds from each row of a training to the next.
+
+    Raises:
+        RuntimeError: A stage failed, or no row came in time.
+    """
+    what, came = ["--dataset", "toynews", "--model", "transformer"], list[float]()
+    with open_training(line, kind, what, [], epochs) as (folder, look):
+        rows = ROWS_JSON.at(folder / "run")
+        until = monotonic() + PATIENCE_S
+        while len(came) < epochs:
+            look()
+            if rows.exists() and rows.read_bytes().count(b"\n") > len(came):
+                came.append(monotonic())
+                until = monotonic() + PATIENCE_S
+            if monotonic() > until:
+                raise RuntimeError(f"{len(came)} rows, and no other in {PATIENCE_S:.0f} s")
+            sleep(LOOK_S)
+    return [later - row for row, later in pairwise(came)]
+
+
+def show_evaluation(line: Line, far: LinkKind, turns: int, epochs: int, path: Path | None) -> None:
+    """Measures in turns, near and far, and prints what distance adds to an epoch."""
+    runs: list[Found] = []
+    for _ in range(turns):
+        for kind in (LinkKind(), far):
+            load = os.getloadavg()[0]
+            runs.append(
+                {"far": kind is far, "link": str(kind), "seconds": epoch_seconds(line, kind, epochs), "load": load}
+            )
+            print(runs[-1], flush=True)
+            if path is not None:
+                write_json(path, {"machine": environment(), "runs": runs})
+    near_s, far_s = ([one for run in runs if run["far"] is way for one in run["seconds"]] for way in (False, True))
+    bound = 2 * (STAGES - 1) * far.delay_s
+    heads = ["links", "epochs", "median s", "of them, from", "to"]
+    rows: list[list[Any]] = [
+        [f"{kind}", len(taken), median(taken), min(taken), max(taken)]
+        for kind, taken in ((LinkKind(), near_s), (far, far_s))
+    ]
+    print_table(f"toynews transformer, {STAGES} stages, an epoch with its evaluation", heads, rows)
+    added = median(far_s) - median(near_s)
+    print(f"distance adds {added:+.2f} s to an epoch; a fill and a drain of the line are {bound:.2f} s")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-root", type=Path, default=Path("data"))
@@ -114,12 +185,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rate", type=float, default=80.0, metavar="MBIT_S")
     parser.add_argument("--seconds", type=float, default=60.0, help="of each run, after its first batches")
     parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument(
+        "--evaluation", action="store_true", help="what distance adds to an epoch, in place of the rest"
+    )
+    parser.add_argument("--epochs", type=int, default=8, help="of each training with --evaluation")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every figure there")
     options = parser.parse_args(arguments)
     far = LinkKind(options.delay / 1e3, 1e6 * options.rate)
     runs: list[Found] = []
     try:
         with long_line(STAGES) as line:
+            if options.evaluation:
+                show_evaluation(line, far, options.turns, options.epochs, options.json)
+                return
             for _ in range(options.turns):
                 for packet in options.packets:
                     for kind in (LinkKind(), far):
