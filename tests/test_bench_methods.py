@@ -344,3 +344,38 @@ def test_the_loss_of_a_text_is_that_of_all_its_characters(bench: dict[str, Modul
             losses += torch.nn.functional.cross_entropy(logits[0], y, reduction="none").tolist()
     assert len(losses) == len(text) - 1
     assert found == pytest.approx(sum(losses) / len(losses), abs=1e-5)
+
+
+def test_the_share_of_a_gain_is_unsure_where_its_pairs_are(bench: dict[str, ModuleType]) -> None:
+    """Fieller's interval: at its sides r the differences ``gain - r * whole`` are just so far from zero as t allows."""
+    report = bench["methods_report"]
+    gains, whole = [0.031, 0.024, 0.035, 0.028], [0.036, 0.030, 0.033, 0.039]
+    share, sides = report.share_of(gains, whole)
+    assert share == pytest.approx(sum(gains) / sum(whole))
+    assert sides[0] < share < sides[1]
+    for side in sides:
+        mean, (low, high) = report.paired(
+            [gain - side * all_of_it for gain, all_of_it in zip(gains, whole, strict=True)]
+        )
+        assert min(abs(low), abs(high)) == pytest.approx(0.0, abs=1e-12), mean
+    assert report.share_of(gains[:1], whole[:1])[1] is None
+    assert report.share_of([1.0, 2.0], [-1.0, 2.0])[1] is None, "the divisor may be zero"
+
+
+def test_the_report_shows_shares_of_a_gain(
+    bench: dict[str, ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures = {"bp": (0.70, 0.72, 0.74), "al": (0.68, 0.70, 0.71), "bp model.layers=1": (0.60, 0.62, 0.63)}
+    rows = [made(bench, "try", name, 9, 0.7) for name in figures]
+    rows += [
+        made(bench, "seed", name, seed, test) for name, tests in figures.items() for seed, test in enumerate(tests)
+    ]
+    path = tmp_path / "found.json"
+    path.write_text(json.dumps(table_of(bench, rows)), encoding="utf-8")
+    bench["methods_report"].main([str(path), "--gain-over", "bp model.layers=1"])
+    (al,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("| al") and "0.001" in line)
+    assert " 77% (" in al  # (0.08 + 0.08 + 0.08) / (0.10 + 0.10 + 0.11)
+    with pytest.raises(SystemExit) as ended:
+        bench["methods_report"].main([str(path), "--gain-over", "bp-1"])
+    assert ended.value.code == 2
+    assert "bp model.layers=1" in capsys.readouterr().err

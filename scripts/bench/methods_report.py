@@ -1,8 +1,9 @@
 """What methods.py found: tables of what was learnt and what it costs, and a picture of both.
 
-    python scripts/bench/methods_report.py FILE [FILE …] [--plot FILE]
+    python scripts/bench/methods_report.py FILE [FILE …] [--plot FILE] [--gain-over CONTESTANT]
 
 Files of the same data, model and budget are put together; others have a table, and a row of the picture, of their own.
+``--gain-over "bp model.layers=1"`` also shows which share of what BP gains over that contestant each line gains.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import cos, pi, sin, sqrt, tan
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import covariance, fmean, stdev, variance
 from typing import Any
 
 from methods_rows import RATE, Facts, Row, best_try, cost_key, joined, key_of, read_table, row_of, seeds_of, tries
 
+from pipeal.core.errors import ConfigError, PipealError, unknown_name
 from pipeal.core.methods import BASELINE, METHODS
 from pipeal.reporting.figures import COLOURS, LEGEND, finish, new_figure, save
 from pipeal.reporting.tables import Cell, print_table
@@ -29,8 +31,8 @@ SURE = 0.95
 
 _ABOUT_RESULTS = f"""\
 test: of the epoch that is best on held-out samples, mean ± sd over seeds (a text's loss is that of all of it); over BP:
-{{}}, the mean difference of the same seeds, and its {SURE:.0%} interval (t); edge: the best rate is the lowest or the
-highest that was tried"""
+{{}}, the mean difference of the same seeds, and its {SURE:.0%} interval (t; that of a share of a gain is Fieller's);
+edge: the best rate is the lowest or the highest that was tried"""
 
 _ABOUT_COSTS = """\
 per sample: FLOPs of training and of an answer, and what parts hand on to the next (of BP with its gradients); MiB:
@@ -45,15 +47,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", type=Path, nargs="+", help="what methods.py wrote")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="also draw the picture there")
+    parser.add_argument(
+        "--gain-over", metavar="CONTESTANT", help="one that BP gains something over, such as a shallow one"
+    )
     options = parser.parse_args(arguments)
-    report(options.files, options.plot)
+    try:
+        report(options.files, options.plot, options.gain_over)
+    except PipealError as error:
+        parser.exit(2, f"methods_report.py: {error}\n")
 
 
-def report(files: Iterable[Path], plot: Path | None) -> None:
-    """Prints all of it, and draws what a picture is wanted of."""
+def report(files: Iterable[Path], plot: Path | None, gain_over: str | None = None) -> None:
+    """Prints all of it, and draws what a picture is wanted of.
+
+    Raises:
+        DataError: A file is none that methods.py wrote.
+        ConfigError: The contestant to gain something over is in none of them.
+    """
     tables = [Found(table) for table in joined(map(read_table, files))]
+    names = list(dict.fromkeys(line.name for table in tables for line in table.lines))
+    if gain_over is not None and gain_over not in names:
+        raise ConfigError(unknown_name("contestant", gain_over, names))
     for table in tables:
-        show(table)
+        show(table, gain_over)
     if plot is not None:
         draw(tables, plot)
 
@@ -157,11 +173,11 @@ def _method(name: str) -> str:
     return name.split()[0]
 
 
-def show(found: Found) -> None:
+def show(found: Found, gain_over: str | None) -> None:
     """Prints it."""
     for facts in {key_of(row.machine): row.machine for row in found.rows}.values():
         print("  ".join(f"{key} {value}" for key, value in facts.items()))
-    print_table(found.title, *_columns(_results(found)))
+    print_table(found.title, *_columns(_results(found, gain_over)))
     print(_ABOUT_RESULTS.format("nats per character" if found.is_loss else "points of accuracy"))
     print_table("costs", *_columns(_costs(found)))
     print(_ABOUT_COSTS)
@@ -175,9 +191,10 @@ def _columns(rows: Iterable[dict[str, Cell]]) -> tuple[list[str], list[list[Cell
     return list(rows[0]) if rows else [], [list(row.values()) for row in rows]
 
 
-def _results(found: Found) -> Iterator[dict[str, Cell]]:
+def _results(found: Found, gain_over: str | None) -> Iterator[dict[str, Cell]]:
     """What each line has learnt."""
     baseline = found.baseline
+    low = next((line for line in found.lines if line.name == gain_over), None)
     for line in found.lines:
         chosen = line.chosen
         rate = None if chosen is None else chosen.setting.get("train.lr.base")
@@ -192,6 +209,7 @@ def _results(found: Found) -> Iterator[dict[str, Cell]]:
             "seeds": _seeds(line),
             "test": str(MeanSd.of(line.figures.values())) if line.figures else "diverged" if chosen is None else None,
             "over BP": _over(line, baseline, 1.0 if found.is_loss else 100.0),
+            **({} if low is None else {f"of BP's gain over {low.name}": _of_gain(line, low, baseline)}),
             "train TFLOPs": _total_flops(line, found),
         }
 
@@ -273,6 +291,39 @@ def _over(line: Line, baseline: Line | None, unit: float) -> str | None:
     mean, sides = paired([unit * (line.figures[seed] - baseline.figures[seed]) for seed in shared])
     form: Callable[[float], str] = "{:+.2f}".format if unit > 1 else "{:+.4f}".format
     return form(mean) if sides is None else f"{form(mean)} ({form(sides[0])} to {form(sides[1])})"
+
+
+def _of_gain(line: Line, low: Line, baseline: Line | None) -> str | None:
+    """Which share of BP's gain over a contestant a line has, of the seeds that all three have, and its interval."""
+    if baseline is None or line in (low, baseline):
+        return None
+    shared = sorted({*line.figures} & {*low.figures} & {*baseline.figures})
+    if not shared:
+        return None
+    gains, whole = ([one.figures[seed] - low.figures[seed] for seed in shared] for one in (line, baseline))
+    share, sides = share_of(gains, whole)
+    return f"{share:.0%}" if sides is None else f"{share:.0%} ({sides[0]:.0%} to {sides[1]:.0%})"
+
+
+def share_of(gains: Sequence[float], whole: Sequence[float]) -> tuple[float, tuple[float, float] | None]:
+    """The ratio of the means of two paired samples, and the two sides of its interval after Fieller (1954); None where
+    the divisor may be zero, or of a single pair.
+
+    >>> share, (low, high) = share_of([0.8, 0.9, 1.0], [1.0, 1.1, 1.0])
+    >>> round(share, 3), round(low, 3), round(high, 3)
+    (0.871, 0.616, 1.16)
+    """
+    part, all_of_it, count = fmean(gains), fmean(whole), len(gains)
+    share = part / all_of_it
+    if count < 2:
+        return share, None
+    unsure = student_t(count - 1) ** 2 / count
+    square = all_of_it**2 - unsure * variance(whole)
+    if square <= 0:
+        return share, None
+    middle = part * all_of_it - unsure * covariance(gains, whole)
+    half = sqrt(max(0.0, middle**2 - square * (part**2 - unsure * variance(gains))))
+    return share, ((middle - half) / square, (middle + half) / square)
 
 
 def paired(differences: Sequence[float]) -> tuple[float, tuple[float, float] | None]:
