@@ -88,7 +88,7 @@ class Outgoing(End):
             self._told_refused = True
             log.warning(
                 f"stage {self.stage + 1} at {self.address} refuses this stage's key, or has another one; both need the "
-                "files of the same pipeal line init"
+                "files of the same pipeal line init (or the port is forwarded, and the stage behind it not started)"
             )
 
     def _join(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -37,6 +38,18 @@ FLOATS = 1024
 """Of a sample: 64 samples are a packet of 256 KB."""
 
 
+_PROMPT = threading.local()
+
+
+def be_prompt() -> None:
+    """Has this thread, and none that it starts, wake before all others: what stands for a device's work waits for no
+    core of this machine. Where that is not allowed, it wakes when it may."""
+    if not getattr(_PROMPT, "asked", False):
+        _PROMPT.asked = True
+        with suppress(PermissionError):
+            os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+
+
 class SleepingLayer(VirtualLayer):
     """A virtual layer whose steps were drawn before, and that notes when it works.
 
@@ -55,6 +68,7 @@ class SleepingLayer(VirtualLayer):
 
     def forward(self, x: Tree, y: Tree) -> tuple[Tree, Tree]:
         """Takes its time."""
+        be_prompt()
         self.begun.append(perf_counter())
         self.seconds["F"], self.seconds["B"] = next(self.steps)
         onward = super().forward(x, y)
@@ -179,6 +193,7 @@ class SleepingStage(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Takes its time; x: ``(B, D)``."""
+        be_prompt()
         share = len(x) / self.samples
         taken: Tensor = _Sleep.apply(x, self.weight, share * self.step[0], share * self.step[1])
         return taken
@@ -205,6 +220,7 @@ def backprop(say: Say, order: dict[str, Any], launch: Launch) -> None:
 
 def data_parallel(say: Say, order: dict[str, Any], launch: Launch) -> None:
     """Each rank has the whole model; gradients are averaged layer by layer, while the backward goes on."""
+    be_prompt()
     share = order["packets"] / launch.size
     forward_s, backward_s = order["step"]
     gradients = [torch.zeros(order["weights_bytes"] // 4) for _ in range(launch.size)]
@@ -223,6 +239,7 @@ def data_parallel(say: Say, order: dict[str, Any], launch: Launch) -> None:
 
 def local_sgd(say: Say, order: dict[str, Any], launch: Launch) -> None:
     """Each rank takes so many steps with a model of its own, and then all models are averaged, as DiLoCo does."""
+    be_prompt()
     forward_s, backward_s = order["step"]
     weights = torch.zeros(order["weights_bytes"] // 4 * launch.size)
 

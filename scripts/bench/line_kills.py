@@ -5,9 +5,9 @@
 Stages of ``pipeal line`` on one machine train the embedded texts. One of them, or at times two neighbours at once, is
 ended by ``kill -9`` and started again, over and over. At the end weights, optimizer states and rows have to equal those
 of one process, bit for bit. Printed for the restarts: seconds from a stage's word that it goes on, which follows
-the imports, the reading of data and the making of layers, until it does a batch that it had not done before, as its
-status tells, which is written once a second; the batches that it did again; and the most that any stage retained. Ends
-with 1 if anything differs.
+the imports, the reading of data and the making of layers, until it does a batch at all, and one that it had not done
+before, as its status tells, which is written once a second; the batches that it did again; and the most that any stage
+retained. Ends with 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from os import getloadavg
 from pathlib import Path
 from statistics import median
-from time import monotonic, sleep
+from time import monotonic, sleep, time
 from typing import Any
 
 import torch
@@ -50,7 +50,9 @@ class Stage:
         folder: Of the line.
         before: Batches that it had done when it was killed, as it had told.
         taken_up: Batches behind its snapshot, and when it said so; None until it has.
+        started_at: When it was started, in seconds of Unix time.
         kills: How often.
+        first_s: Of each restart that came to a batch, the seconds.
         back_s: Of each restart that came to a new batch, the seconds.
         again: Of each, the batches done again.
         retained_mib: The most.
@@ -60,8 +62,10 @@ class Stage:
     folder: Path
     before: int = 0
     taken_up: tuple[int, float] | None = None
+    started_at: float = 0.0
     kills: int = 0
     ended: bool = False
+    first_s: list[float] = field(default_factory=list)
     back_s: list[float] = field(default_factory=list)
     again: list[int] = field(default_factory=list)
     retained_mib: float = 0.0
@@ -73,11 +77,11 @@ class Stage:
             self.process = subprocess.Popen(
                 [*COMMAND, "line", "run", str(self.folder / "line.yaml"), "--stage", str(self.number)], stderr=log
             )
-        self.taken_up = None
+        self.taken_up, self.started_at, self._is_back = None, time(), False
 
     def kill(self) -> None:
         """Ends it without a word, and notes how far it was."""
-        self.before = max(self.before, self._batches())
+        self.before = max(self.before, self._batches()[0])
         self.process.kill()
         self.process.wait()
         self.kills += 1
@@ -98,26 +102,31 @@ class Stage:
             return
         if code is not None:
             raise RuntimeError(f"stage {self.number} ended with {code}: {self.log.read_text(encoding='utf-8')[-1000:]}")
-        done = self._batches()
+        done, told_at = self._batches()
         if not self.kills:
             return
         if self.taken_up is None:
             for line in self.log.read_text(encoding="utf-8").splitlines():
                 if "goes on after" in line:
                     self.taken_up = int(line.rsplit(maxsplit=4)[1]), monotonic()
-        elif done > self.before:
+            return
+        if not self._is_back and done > self.taken_up[0] and told_at > self.started_at:
+            self.first_s.append(monotonic() - self.taken_up[1])
+            self._is_back = True
+        if done > self.before:
             self.back_s.append(monotonic() - self.taken_up[1])
             self.again.append(self.before - self.taken_up[0])
             self.before, self.taken_up = done, None
             self.log.write_text("", encoding="utf-8")
 
-    def _batches(self) -> int:
+    def _batches(self) -> tuple[int, float]:
+        """How many it has done, as it told, and when it did."""
         with suppress(OSError, ValueError, KeyError):
             path = self.folder / f"stage-{self.number}" / "stage.json"
             own = json.loads(path.read_text(encoding="utf-8"))["stages"][str(self.number)]
             self.retained_mib = max(self.retained_mib, own["retained_mib"])
-            return int(own["batches"])
-        return 0
+            return int(own["batches"]), float(own["at"])
+        return 0, 0.0
 
 
 def killed_line(folder: Path, stages: int, kills: int, seed: int, pause_s: tuple[float, float]) -> list[Stage]:
@@ -217,6 +226,7 @@ def measure(
         *("--set", f"engine.sizes=[{layers}]", "--out", str(folder / "runs")),
     )
     (alone,) = (folder / "runs").iterdir()
+    first_s = [seconds for stage in found for seconds in stage.first_s]
     back_s = [seconds for stage in found for seconds in stage.back_s]
     again = [count for stage in found for count in stage.again]
     return {
@@ -230,6 +240,8 @@ def measure(
         "kills": [stage.kills for stage in found],
         "seconds": took_s,
         "differences": [*differences(line / "run", alone)],
+        "restarts that came to a batch": len(first_s),
+        "seconds from its word to a batch, median": median(first_s) if first_s else None,
         "restarts that came to a new batch": len(back_s),
         "seconds from its word to a new batch, median": median(back_s) if back_s else None,
         "the most": max(back_s, default=None),
