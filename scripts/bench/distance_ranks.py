@@ -28,6 +28,7 @@ from virtual import VirtualLayer
 
 from pipeal.core.tree import Tree
 from pipeal.engine.distributed import DistributedPipeline, Launch, World, open_world, serve
+from pipeal.engine.execution.collector import libraries_left_out
 from pipeal.line.incoming import Incoming
 from pipeal.line.items import BATCH, Item, Packed
 from pipeal.line.link import Keys
@@ -268,6 +269,7 @@ def _timed(say: Say, launch: Launch, update: Callable[[], None], order: dict[str
         say({"ended": True, "seconds": seconds, **facts})
 
 
+@libraries_left_out()  # as the commands do
 def be_rank(say: Say, order: dict[str, Any], launch: Launch) -> None:
     """Does its part of an order; rank 0 says what it finds."""
     os.environ |= {"GLOO_SOCKET_IFNAME": DEVICE, "OMP_NUM_THREADS": "1"}
