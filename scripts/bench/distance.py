@@ -24,6 +24,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -192,7 +193,7 @@ def of_updates(one: dict[str, Any], order: Mapping[str, Any], kind: LinkKind) ->
         # A ring: each rank sends all weights twice, but for its own share.
         averaged = kind.payload_s(2 * (stages - 1) * order["weights_bytes"]) + 2 * (stages - 1) * kind.delay_s
         bound = ideal + averaged if method == "local SGD" else max(ideal, packets * work / 3 + averaged)
-    seconds = one["median_s"]
+    seconds = median(one["seconds"])
     sent, back = _busiest(one["passed"], packets * len(one["seconds"]))
     return {
         "packet_ms": 1e3 * seconds / packets,
@@ -464,7 +465,7 @@ def draw(rows: Iterable[Row], path: Path) -> None:
         axis.grid(alpha=0.3)
         axis.set_ylim(bottom=0)
     axes[0][0].set_ylabel("samples per second")
-    axes[0][0].legend(fontsize=8)
+    axes[0][-1].legend(*axes[0][0].get_legend_handles_labels(), fontsize=8, loc="lower left")
     figure.suptitle("Four stages of 5 + 10 ms; dotted: only steps, delays and rates take time", fontsize=10)
     figure.tight_layout()
     figure.savefig(path, dpi=150)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -208,8 +209,12 @@ def backprop(say: Say, order: dict[str, Any], launch: Launch) -> None:
     x, y = torch.zeros(whole, FLOATS), torch.zeros(whole)
     for parts in order["parts"]:
         module = SleepingStage(tuple(order["step"]), order["samples"])
-        like = torch.zeros(whole // parts, FLOATS)
-        stage = PipelineStage(module, launch.rank, launch.size, torch.device("cpu"), input_args=like, output_args=like)
+        given_like, handed_like = torch.zeros(2, whole // parts, FLOATS).unbind()
+        stage = PipelineStage(
+            *(module, launch.rank, launch.size, torch.device("cpu")),
+            input_args=given_like.requires_grad_(launch.rank > 0),  # else torch 2.14 sends no gradient
+            output_args=handed_like.requires_grad_(),
+        )
         schedule = made(stage, parts, loss_fn=lambda given, _: given.mean())
 
         def update() -> None:
@@ -272,7 +277,8 @@ def _timed(say: Say, launch: Launch, update: Callable[[], None], order: dict[str
 @libraries_left_out()  # as the commands do
 def be_rank(say: Say, order: dict[str, Any], launch: Launch) -> None:
     """Does its part of an order; rank 0 says what it finds."""
-    os.environ |= {"GLOO_SOCKET_IFNAME": DEVICE, "OMP_NUM_THREADS": "1"}
+    here = {name for _, name in socket.if_nameindex()}  # on one machine there is the loopback alone
+    os.environ |= {"GLOO_SOCKET_IFNAME": DEVICE if DEVICE in here else "lo", "OMP_NUM_THREADS": "1"}
     wake_on_time()
     with suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, -10)  # what else the machine does is not measured

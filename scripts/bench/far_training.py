@@ -1,4 +1,4 @@
-"""A real line of four stages over long links: batches per second and bytes of the AG News transformer, by packet.
+"""A real line of four stages over long links: batches per second and bytes of the AG News transformer, by format.
 
     sudo python scripts/bench/far_training.py --data-root DIR [--packets as_is int8] [--seconds 60] [--turns 2]
     sudo python scripts/bench/far_training.py --evaluation [--delay 100] [--rate 1000] [--turns 3]
@@ -6,7 +6,9 @@
 Stages of ``pipeal line`` run in four networks of this machine (:mod:`long_line`; needs Linux and root): in turns over
 links without delay or limit, and over links of a delay and a rate. What a link allows is its rate over the payload of a
 batch; what the machine allows is the rate without delay or limit. Held against the smaller of the two is what was
-reached. Batches are counted as the last stage tells them, once a second, after the first ones.
+reached. Counted are the batches that the last stage has done and those that it has answered, as it tells once a second;
+bytes are those of the link to it. All stages share this machine, and those with work to do keep the last one from its
+own until they have so much retained as they may (``--retain-mib``): this is what warms up.
 
 ``--evaluation`` trains the embedded texts, and measures the seconds from one epoch's row to the next: training of an
 epoch with the answers to all training, held-out and test texts. What distance adds to that is held against the bound
@@ -30,15 +32,16 @@ from time import monotonic, sleep
 from typing import Any, get_args
 
 from line_kills import COMMAND, LOOK_S, command
-from long_line import Line, LinkKind, NoLineError, Passed, Say, long_line
+from long_line import Line, LinkKind, NoLineError, Say, long_line
 
+from pipeal.config import document
 from pipeal.core.artifacts import ROWS_JSON
 from pipeal.core.options import PacketFormat
 from pipeal.reporting.environment import environment
 from pipeal.reporting.recorders import write_json
 from pipeal.reporting.tables import print_table
 
-STAGES, WARM_UP = 4, 20
+STAGES = 4
 PATIENCE_S = 600.0
 
 Found = dict[str, Any]
@@ -56,7 +59,7 @@ def be_stage(_: Say, folder: Path, number: int) -> None:
 
 @contextmanager
 def open_training(
-    line: Line, kind: LinkKind, what: Sequence[str], settings: Sequence[str], epochs: int
+    line: Line, kind: LinkKind, what: Sequence[str], settings: Sequence[str], epochs: int, **fields: float
 ) -> Iterator[tuple[Path, Callable[[], None]]]:
     """Stages that train over links of a kind: the line's folder, and what looks whether all are well.
 
@@ -66,6 +69,7 @@ def open_training(
         what: Data and model, as options of ``pipeal line init``.
         settings: Further ones, ``KEY=VALUE``.
         epochs: To train.
+        fields: Of the line's file.
     """
     line.set(kind)
     with tempfile.TemporaryDirectory() as made, ExitStack() as at_the_end:
@@ -73,6 +77,9 @@ def open_training(
         addresses = [word for rank in range(1, STAGES) for word in ("--stage", f"{line.address(rank)}:7001")]
         all_settings = [word for one in (*settings, "engine.threads=1") for word in ("--set", one)]
         command("line", "init", *what, *addresses, "--epochs", str(epochs), "--out", str(folder), *all_settings)
+        path = folder / "line.yaml"
+        content = document.parse(path.read_text(encoding="utf-8"), source=str(path))
+        path.write_text(document.dump({**content, **fields}), encoding="utf-8")
         started = [line.start(number, be_stage, folder, number) for number in range(STAGES)]
         for one in started:
             at_the_end.callback(one.process.join)
@@ -91,41 +98,41 @@ def measure(line: Line, kind: LinkKind, packet: str, options: argparse.Namespace
     """Trains for a while over links of a kind.
 
     Raises:
-        RuntimeError: A stage failed, or none came to batches in time.
+        RuntimeError: A stage failed, or none came to items in time.
     """
     what = ["--dataset", options.dataset, "--model", options.model, "--data-root", str(options.data_root.resolve())]
-    with open_training(line, kind, what, [f"engine.packet={packet}"], epochs=1000) as (folder, look):
+    settings = [f"engine.packet={packet}"]
+    with open_training(line, kind, what, settings, epochs=1000, retain_mib=options.retain_mib) as (folder, look):
 
-        def batches() -> int:
+        def items() -> tuple[int, int]:
+            """Those that the last stage has done, and those that have come to it."""
             look()
             with suppress(OSError, ValueError, KeyError):
                 status = folder / f"stage-{STAGES - 1}" / "stage.json"
                 own = json.loads(status.read_text(encoding="utf-8"))["stages"][str(STAGES - 1)]
-                return int(own["batches"])
-            return 0
+                return int(own["items"]), int(own["items"]) + int(own["waiting"])
+            return 0, 0
 
-        def told(least: int) -> tuple[int, float, dict[tuple[int, int], Passed]]:
-            """Once so many batches are told: how many, when, and what had passed."""
+        def told(least: int) -> tuple[int, int, float, int]:
+            """Once so many are told: how many are done and have come, when, and the bytes that had come."""
             until = monotonic() + PATIENCE_S
-            before = batches()
-            while (now := batches()) < least or now == before:  # just told
+            before = items()
+            while (now := items())[0] < least or now == before:  # just told
                 if monotonic() > until:
-                    raise RuntimeError(f"{now} batches after {PATIENCE_S:.0f} s")
+                    raise RuntimeError(f"{now[0]} items after {PATIENCE_S:.0f} s")
                 sleep(LOOK_S)
-            return now, monotonic(), line.passed()
+            return *now, monotonic(), line.passed()[STAGES - 2, STAGES - 1].bytes
 
-        first, begin, passed = told(WARM_UP)
+        first, come, begin, size = told(options.warm_up)
         sleep(options.seconds)
-        last, end, passed_then = told(first + 1)
-    links = ((rank, rank + 1) for rank in range(STAGES - 1))
-    sent = [(passed_then[link] - passed[link]).bytes for link in links]
+        last, come_then, end, size_then = told(first + 1)
     return {
         "packet": packet,
         "link": str(kind),
         "far": kind.bits_per_s > 0,
-        "batches": last - first,
+        "items": last - first,
         "per_s": (last - first) / (end - begin),
-        "bytes": max(sent) / (last - first),
+        "bytes": (size_then - size) / (come_then - come),
         "load": os.getloadavg()[0],
     }
 
@@ -153,9 +160,9 @@ def epoch_seconds(line: Line, kind: LinkKind, epochs: int) -> list[float]:
 
 def show_evaluation(line: Line, far: LinkKind, turns: int, epochs: int, path: Path | None) -> None:
     """Measures in turns, near and far, and prints what distance adds to an epoch."""
-    runs: list[Found] = []
+    near, runs = LinkKind(0.0, far.bits_per_s), list[Found]()
     for _ in range(turns):
-        for kind in (LinkKind(), far):
+        for kind in (near, far):
             load = os.getloadavg()[0]
             runs.append(
                 {"far": kind is far, "link": str(kind), "seconds": epoch_seconds(line, kind, epochs), "load": load}
@@ -167,8 +174,7 @@ def show_evaluation(line: Line, far: LinkKind, turns: int, epochs: int, path: Pa
     bound = 2 * (STAGES - 1) * far.delay_s
     heads = ["links", "epochs", "median s", "of them, from", "to"]
     rows: list[list[Any]] = [
-        [f"{kind}", len(taken), median(taken), min(taken), max(taken)]
-        for kind, taken in ((LinkKind(), near_s), (far, far_s))
+        [f"{kind}", len(taken), median(taken), min(taken), max(taken)] for kind, taken in ((near, near_s), (far, far_s))
     ]
     print_table(f"toynews transformer, {STAGES} stages, an epoch with its evaluation", heads, rows)
     added = median(far_s) - median(near_s)
@@ -184,6 +190,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--delay", type=float, default=50.0, metavar="MS", help="one way")
     parser.add_argument("--rate", type=float, default=80.0, metavar="MBIT_S")
     parser.add_argument("--seconds", type=float, default=60.0, help="of each run, after its first batches")
+    parser.add_argument("--warm-up", type=int, default=60, metavar="N", help="items before those that count")
+    parser.add_argument("--retain-mib", type=float, default=128.0)
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument(
         "--evaluation", action="store_true", help="what distance adds to an epoch, in place of the rest"
