@@ -144,7 +144,7 @@ def test_one_process_writes_a_table(bench: dict[str, ModuleType], tmp_path: Path
         pass
     path.write_text("{}", encoding="utf-8")
     with pytest.raises(DataError, match="expected a file that"):
-        bench["methods_report"].main([str(path)])
+        bench["methods_report"].report([path], None)
 
 
 def test_budgets_of_time_go_by_the_times_of_one_machine(bench: dict[str, ModuleType], tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from pipeal.core.errors import ConfigError, DataError, first_line, refusals_told
 from pipeal.core.lock import FileLock
 from pipeal.core.names import FILE
 from pipeal.engine.devices.allocator import keep_freed_memory
-from pipeal.engine.execution.collector import libraries_left_out
 from pipeal.line.beginning import check_config, end_of_epoch
 from pipeal.line.failures import Failures
 from pipeal.line.line_file import key_path, make_line, read_line
@@ -107,7 +106,6 @@ def _to_go_on(config: RunConfig, done: int, *, stages: int) -> RunConfig:
     )
 
 
-@libraries_left_out()
 def run(*, file: str, stage: int, key: str | None, folder: str | None, run_folder: str | None, again: bool) -> None:
     """Runs a stage.
 

@@ -16,6 +16,7 @@ from pipeal.config import document, load_config
 from pipeal.core.errors import DataError, Interrupted, LineError, PeerLostError
 from pipeal.engine.devices import all_devices, make_current, parse_device
 from pipeal.engine.devices.threads import intra_op_threads
+from pipeal.engine.execution.collector import libraries_left_out
 from pipeal.engine.runner.attention import attention_without_plans
 from pipeal.engine.runner.compiling import check_compile
 from pipeal.engine.runner.precision import check_precision, matmul_precision
@@ -255,6 +256,7 @@ class StageRun:
             self.number, models, config, own, self._device, self._emit, states, self._top, begin["batches"]
         )
         self._open.callback(self._worker.close)
+        self._open.enter_context(libraries_left_out())
         if self._top is not None and self._files is not None:
             self._top.begin(self._config_of(begin, "asked"), self._files)
             self._files = None

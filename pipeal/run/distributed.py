@@ -25,7 +25,6 @@ from pipeal.engine.devices import ask_for_queues, device_names, gpu_count
 from pipeal.engine.devices.allocator import keep_freed_memory
 from pipeal.engine.distributed.launch import Launch
 from pipeal.engine.distributed.world import World, open_world
-from pipeal.engine.execution.collector import libraries_left_out
 from pipeal.reporting.environment import environment
 from pipeal.run.experiment import run_experiment
 from pipeal.run.followers import OWN, Follower, Kind
@@ -37,7 +36,6 @@ from pipeal.run.team import Team, require_devices
 Config = TypeVar("Config", bound=RunConfig)
 
 
-@libraries_left_out()
 def carry_out(kind: Kind[Config], config: Config, resume: str, *, retry: bool = False) -> None:
     """Carries out a run where the command was started: in one process, or as one of many.
 

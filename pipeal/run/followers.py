@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -15,6 +15,7 @@ from pipeal.data import Batch, Share
 from pipeal.engine import Window
 from pipeal.engine.distributed.pipeline import Asked, serve
 from pipeal.engine.distributed.world import World
+from pipeal.engine.execution.collector import libraries_left_out
 from pipeal.engine.sizes import layers_of_stages
 from pipeal.run.build import Experiment, Models
 from pipeal.run.opening import made_ready, settings_of
@@ -101,9 +102,14 @@ class Follower(Generic[Config]):
         device = rank_device(self.world, config.engine, self.device)
         traced = None if order["traced"] is None else Window(*order["traced"])
         settings = settings_of(config, seed, first_batch, traced, folder if sees else None)
-        with self._fed(config, seed) as feed:
+        with self._fed(config, seed) as feed, ExitStack() as while_serving:
+
+            def layers() -> Iterator[TrainableLayer]:
+                yield from self._layers(config, seed, saved, sees=sees)
+                while_serving.enter_context(libraries_left_out())
+
             serve(
-                self._layers(config, seed, saved, sees=sees),
+                layers(),
                 self.world,
                 device,
                 on_snapshot=keep,

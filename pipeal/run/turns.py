@@ -19,6 +19,7 @@ from pipeal.core.protocols import TrainableLayer
 from pipeal.data import EpochBatches
 from pipeal.engine import Pipeline
 from pipeal.engine.distributed import DistributedPipeline
+from pipeal.engine.execution.collector import libraries_left_out
 from pipeal.methods.al import ALPackage
 from pipeal.reporting.chrome_trace import write_chrome_trace
 from pipeal.reporting.exits import draw_exits
@@ -141,7 +142,7 @@ class Turns:
             traced = None if drawn else window_of(config, batches, position)
             pipe = run.site.open_pipeline(layers, config, seed, position.batches, traced, outcome.folder, resumed)
             try:
-                with pipe:
+                with pipe, libraries_left_out():
                     yield from self._train(pipe, batches, saves, drawn)
             except NonFiniteError as error:
                 decision = self._decide(error, rewinds, pipe)

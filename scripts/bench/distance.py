@@ -51,7 +51,7 @@ PACKET_BYTES = SAMPLES * FLOATS * 4
 RUNS = (1, 50, 400)
 """Batches: to open all connections, to warm up (the cold figure), and that count."""
 
-PACKETS, PARTS, WEIGHTS_BYTES, LOCAL_STEPS = 8, (4, 8, 16, 32), 4 << 20, 100
+PACKETS, PARTS, WEIGHTS_BYTES, LOCAL_STEPS = 8, (1, 2, 4, 8, 16, 32), 4 << 20, 100
 
 OURS = ("pipeal", "pipeal, CV 0.5", "pipeal line", "pipeal line, CV 0.5")
 METHODS = (*OURS, "gpipe", "1f1b", "data parallel", "local SGD")
@@ -451,7 +451,8 @@ def draw(rows: Iterable[Row], path: Path) -> None:
     rates = sorted({row.mbit_s for row in found}, reverse=True)
     if not rates:
         return
-    figure, axes = plt.subplots(1, len(rates), figsize=(5.2 * len(rates), 4.4), sharey=True, squeeze=False)
+    size = 5.2 * len(rates), 4.8
+    figure, axes = plt.subplots(1, len(rates), figsize=size, sharey=True, squeeze=False, layout="constrained")
     for axis, rate in zip(axes[0], rates, strict=True):
         for number, method in enumerate(METHODS):
             of_method = [row for row in found if row.mbit_s == rate and row.method == method]
@@ -465,9 +466,8 @@ def draw(rows: Iterable[Row], path: Path) -> None:
         axis.grid(alpha=0.3)
         axis.set_ylim(bottom=0)
     axes[0][0].set_ylabel("samples per second")
-    axes[0][-1].legend(*axes[0][0].get_legend_handles_labels(), fontsize=8, loc="lower left")
+    figure.legend(*axes[0][0].get_legend_handles_labels(), fontsize=8, loc="outside lower center", ncols=4)
     figure.suptitle("Four stages of 5 + 10 ms; dotted: only steps, delays and rates take time", fontsize=10)
-    figure.tight_layout()
     figure.savefig(path, dpi=150)
     plt.close(figure)
 

@@ -1,14 +1,12 @@
 """A real line of four stages over long links: batches per second and bytes of the AG News transformer, by format.
 
-    sudo python scripts/bench/far_training.py --data-root DIR [--packets as_is int8] [--seconds 60] [--turns 2]
+    sudo python scripts/bench/far_training.py --data-root DIR [--packets as_is int8] [--batches 50] [--turns 2]
     sudo python scripts/bench/far_training.py --evaluation [--delay 100] [--rate 1000] [--turns 3]
 
 Stages of ``pipeal line`` run in four networks of this machine (:mod:`long_line`; needs Linux and root): in turns over
 links without delay or limit, and over links of a delay and a rate. What a link allows is its rate over the payload of a
 batch; what the machine allows is the rate without delay or limit. Held against the smaller of the two is what was
-reached. Counted are the batches that the last stage has done and those that it has answered, as it tells once a second;
-bytes are those of the link to it. All stages share this machine, and those with work to do keep the last one from its
-own until they have so much retained as they may (``--retain-mib``): this is what warms up.
+reached. Counted are batches of the first epoch, as the last stage tells once a second, and the bytes of the link to it.
 
 ``--evaluation`` trains the embedded texts, and measures the seconds from one epoch's row to the next: training of an
 epoch with the answers to all training, held-out and test texts. What distance adds to that is held against the bound
@@ -34,7 +32,6 @@ from typing import Any, get_args
 from line_kills import COMMAND, LOOK_S, command
 from long_line import Line, LinkKind, NoLineError, Say, long_line
 
-from pipeal.config import document
 from pipeal.core.artifacts import ROWS_JSON
 from pipeal.core.options import PacketFormat
 from pipeal.reporting.environment import environment
@@ -59,7 +56,7 @@ def be_stage(_: Say, folder: Path, number: int) -> None:
 
 @contextmanager
 def open_training(
-    line: Line, kind: LinkKind, what: Sequence[str], settings: Sequence[str], epochs: int, **fields: float
+    line: Line, kind: LinkKind, what: Sequence[str], settings: Sequence[str], epochs: int
 ) -> Iterator[tuple[Path, Callable[[], None]]]:
     """Stages that train over links of a kind: the line's folder, and what looks whether all are well.
 
@@ -69,7 +66,6 @@ def open_training(
         what: Data and model, as options of ``pipeal line init``.
         settings: Further ones, ``KEY=VALUE``.
         epochs: To train.
-        fields: Of the line's file.
     """
     line.set(kind)
     with tempfile.TemporaryDirectory() as made, ExitStack() as at_the_end:
@@ -77,9 +73,6 @@ def open_training(
         addresses = [word for rank in range(1, STAGES) for word in ("--stage", f"{line.address(rank)}:7001")]
         all_settings = [word for one in (*settings, "engine.threads=1") for word in ("--set", one)]
         command("line", "init", *what, *addresses, "--epochs", str(epochs), "--out", str(folder), *all_settings)
-        path = folder / "line.yaml"
-        content = document.parse(path.read_text(encoding="utf-8"), source=str(path))
-        path.write_text(document.dump({**content, **fields}), encoding="utf-8")
         started = [line.start(number, be_stage, folder, number) for number in range(STAGES)]
         for one in started:
             at_the_end.callback(one.process.join)
@@ -95,46 +88,57 @@ def open_training(
 
 
 def measure(line: Line, kind: LinkKind, packet: str, options: argparse.Namespace) -> Found:
-    """Trains for a while over links of a kind.
+    """Trains for some batches over links of a kind.
 
     Raises:
-        RuntimeError: A stage failed, or none came to items in time.
+        RuntimeError: A stage failed, or did no batches in time.
     """
     what = ["--dataset", options.dataset, "--model", options.model, "--data-root", str(options.data_root.resolve())]
     settings = [f"engine.packet={packet}"]
-    with open_training(line, kind, what, settings, epochs=1000, retain_mib=options.retain_mib) as (folder, look):
+    with open_training(line, kind, what, settings, epochs=1000) as (folder, look):
 
-        def items() -> tuple[int, int]:
+        def batches() -> tuple[int, int]:
             """Those that the last stage has done, and those that have come to it."""
             look()
             with suppress(OSError, ValueError, KeyError):
                 status = folder / f"stage-{STAGES - 1}" / "stage.json"
                 own = json.loads(status.read_text(encoding="utf-8"))["stages"][str(STAGES - 1)]
-                return int(own["items"]), int(own["items"]) + int(own["waiting"])
+                return int(own["batches"]), int(own["batches"]) + int(own["waiting"])
             return 0, 0
 
         def told(least: int) -> tuple[int, int, float, int]:
             """Once so many are told: how many are done and have come, when, and the bytes that had come."""
             until = monotonic() + PATIENCE_S
-            before = items()
-            while (now := items())[0] < least or now == before:  # just told
-                if monotonic() > until:
-                    raise RuntimeError(f"{now[0]} items after {PATIENCE_S:.0f} s")
+            now = before = batches()
+            while now[0] < least or now == before:  # just told
                 sleep(LOOK_S)
+                if (found := batches()) != now:
+                    now, until = found, monotonic() + PATIENCE_S
+                if monotonic() > until:
+                    raise RuntimeError(f"{now[0]} batches, and no other in {PATIENCE_S:.0f} s")
             return *now, monotonic(), line.passed()[STAGES - 2, STAGES - 1].bytes
 
         first, come, begin, size = told(options.warm_up)
-        sleep(options.seconds)
-        last, come_then, end, size_then = told(first + 1)
+        last, come_then, end, size_then = told(options.warm_up + options.batches)
+        if rows_in(folder / "run"):
+            raise RuntimeError(
+                "an epoch ended meanwhile, whose answers went over the links as well; take fewer --batches"
+            )
     return {
         "packet": packet,
         "link": str(kind),
         "far": kind.bits_per_s > 0,
-        "items": last - first,
+        "batches": last - first,
         "per_s": (last - first) / (end - begin),
         "bytes": (size_then - size) / (come_then - come),
         "load": os.getloadavg()[0],
     }
+
+
+def rows_in(run: Path) -> int:
+    """How many epochs have a row."""
+    path = ROWS_JSON.at(run)
+    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def epoch_seconds(line: Line, kind: LinkKind, epochs: int) -> list[float]:
@@ -145,11 +149,10 @@ def epoch_seconds(line: Line, kind: LinkKind, epochs: int) -> list[float]:
     """
     what, came = ["--dataset", "toynews", "--model", "transformer"], list[float]()
     with open_training(line, kind, what, [], epochs) as (folder, look):
-        rows = ROWS_JSON.at(folder / "run")
         until = monotonic() + PATIENCE_S
         while len(came) < epochs:
             look()
-            if rows.exists() and rows.read_bytes().count(b"\n") > len(came):
+            if rows_in(folder / "run") > len(came):
                 came.append(monotonic())
                 until = monotonic() + PATIENCE_S
             if monotonic() > until:
@@ -189,9 +192,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--packets", nargs="+", default=["as_is", "int8"], choices=get_args(PacketFormat))
     parser.add_argument("--delay", type=float, default=50.0, metavar="MS", help="one way")
     parser.add_argument("--rate", type=float, default=80.0, metavar="MBIT_S")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of each run, after its first batches")
-    parser.add_argument("--warm-up", type=int, default=60, metavar="N", help="items before those that count")
-    parser.add_argument("--retain-mib", type=float, default=128.0)
+    parser.add_argument("--batches", type=int, default=50, help="of each run, after its first ones; all in one epoch")
+    parser.add_argument("--warm-up", type=int, default=15, metavar="N", help="batches before those that count")
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument(
         "--evaluation", action="store_true", help="what distance adds to an epoch, in place of the rest"

@@ -209,7 +209,11 @@ def _results(found: Found, gain_over: str | None) -> Iterator[dict[str, Cell]]:
             "seeds": _seeds(line),
             "test": str(MeanSd.of(line.figures.values())) if line.figures else "diverged" if chosen is None else None,
             "over BP": _over(line, baseline, 1.0 if found.is_loss else 100.0),
-            **({} if low is None else {f"of BP's gain over {low.name}": _of_gain(line, low, baseline)}),
+            **(
+                {}
+                if low is None
+                else {f"of BP's gain over {low.name}": _of_gain(line, low, baseline, is_loss=found.is_loss)}
+            ),
             "train TFLOPs": _total_flops(line, found),
         }
 
@@ -293,21 +297,25 @@ def _over(line: Line, baseline: Line | None, unit: float) -> str | None:
     return form(mean) if sides is None else f"{form(mean)} ({form(sides[0])} to {form(sides[1])})"
 
 
-def _of_gain(line: Line, low: Line, baseline: Line | None) -> str | None:
-    """Which share of BP's gain over a contestant a line has, of the seeds that all three have, and its interval."""
+def _of_gain(line: Line, low: Line, baseline: Line | None, *, is_loss: bool) -> str | None:
+    """Which share of BP's gain over a contestant a line has, of the seeds that all three have, and its interval; None
+    where BP gains nothing."""
     if baseline is None or line in (low, baseline):
         return None
     shared = sorted({*line.figures} & {*low.figures} & {*baseline.figures})
     if not shared:
         return None
-    gains, whole = ([one.figures[seed] - low.figures[seed] for seed in shared] for one in (line, baseline))
+    sign = -1 if is_loss else 1
+    gains, whole = ([sign * (one.figures[seed] - low.figures[seed]) for seed in shared] for one in (line, baseline))
+    if fmean(whole) <= 0:
+        return None
     share, sides = share_of(gains, whole)
     return f"{share:.0%}" if sides is None else f"{share:.0%} ({sides[0]:.0%} to {sides[1]:.0%})"
 
 
 def share_of(gains: Sequence[float], whole: Sequence[float]) -> tuple[float, tuple[float, float] | None]:
     """The ratio of the means of two paired samples, and the two sides of its interval after Fieller (1954); None where
-    the divisor may be zero, or of a single pair.
+    the divisor may be zero, or of a single pair. The mean of the divisor is not zero.
 
     >>> share, (low, high) = share_of([0.8, 0.9, 1.0], [1.0, 1.1, 1.0])
     >>> round(share, 3), round(low, 3), round(high, 3)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -103,13 +101,3 @@ def test_what_does_not_go_with_offloading_is_told_before_ranks_meet(
     with pytest.raises(ConfigError, match=line):
         facts_of(monkeypatch, "engine.offload=disk", *settings)
     assert facts_of(monkeypatch, "engine.offload=disk", "train.mode=bp", "engine.schedule=al-fm")
-
-
-def test_a_run_leaves_libraries_out_of_garbage_collections(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Symptom: a full collection, which looks at all of torch, had every stage of a process stand still for 0.1 s."""
-    seen: list[int] = []
-    monkeypatch.setattr(distributed, "run_experiment", lambda *_: seen.append(gc.get_freeze_count()))
-    kind: Any = SimpleNamespace(read=lambda config: config)
-    carry_out(kind, load_config(TextConfig, overrides=["dataset=toynews", "model.name=lstm"]), "auto")
-    assert seen[0] > 10_000
-    assert gc.get_freeze_count() == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import re
 import shutil
@@ -464,15 +463,3 @@ def test_a_tensor_that_the_next_stage_would_refuse_is_refused_where_it_is_sent(t
         DataError, match=r"takes .* MiB there, more than largest_mib, 0.01; raise that in the line's file"
     ):
         run_line(line)
-
-
-def test_a_stage_leaves_libraries_out_of_garbage_collections(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Symptom: it stood still for 0.1 to 0.2 s now and then, as what it retained made collections due, and the stages
-    after it had nothing to do."""
-    line, seen = text_line(tmp_path, "lstm", 2), list[int]()
-    monkeypatch.setattr(commands.StageRun, "run", lambda _: seen.append(gc.get_freeze_count()))
-    assert ran(line, 0, capsys)[0] == 0
-    assert seen[0] > 10_000
-    assert gc.get_freeze_count() == 0
