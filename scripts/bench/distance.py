@@ -31,6 +31,7 @@ from typing import Any
 import zmq
 from distance_ideals import Step, backprop_s, drawn, pipelined_s
 from distance_ranks import FLOATS, be_rank
+from line_kills import free_ports
 from long_line import Line, LinkKind, NoLineError, Passed, Started, check, long_line, started
 
 from pipeal.engine.distributed import Launch
@@ -60,6 +61,9 @@ LOOPBACK_MS = (15.0, 10.0, 7.5, 5.0, 4.0, 3.0, 2.5, 2.0, 1.5, 1.0)
 """Steps that four stages on one machine are tried with."""
 
 BUSY = 0.95
+
+_PORT = 29517
+"""Where ranks meet in networks of their own."""
 
 
 class RankError(Exception):
@@ -226,13 +230,14 @@ def carried_out(order: dict[str, Any], ranks: int, line: Line | None = None) -> 
     """
     found: list[dict[str, Any]] = []
     before: dict[tuple[int, int], Passed] = {}
+    port = _PORT if line else free_ports(1)[0]
     with ExitStack() as open_now:
         all_started: list[Started] = []
         for rank in range(ranks):
             if line is None:
-                one = started(be_rank, order, Launch(rank, ranks, rank, ranks, "127.0.0.1", 29517))
+                one = started(be_rank, order, Launch(rank, ranks, rank, ranks, "127.0.0.1", port))
             else:
-                one = line.start(rank, be_rank, order, Launch(rank, ranks, 0, 1, line.address(0), 29517))
+                one = line.start(rank, be_rank, order, Launch(rank, ranks, 0, 1, line.address(0), port))
             open_now.callback(one.process.kill)
             all_started.append(one)
         begun = perf_counter()
