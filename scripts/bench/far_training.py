@@ -94,7 +94,7 @@ def measure(line: Line, kind: LinkKind, packet: str, options: argparse.Namespace
         RuntimeError: A stage failed, or did no batches in time.
     """
     what = ["--dataset", options.dataset, "--model", options.model, "--data-root", str(options.data_root.resolve())]
-    settings = [f"engine.packet={packet}"]
+    settings = [f"engine.packet={packet}", f"train.precision={options.precision}"]
     with open_training(line, kind, what, settings, epochs=1000) as (folder, look):
 
         def batches() -> tuple[int, int]:
@@ -190,6 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--dataset", default="agnews")
     parser.add_argument("--model", default="transformer")
     parser.add_argument("--packets", nargs="+", default=["as_is", "int8"], choices=get_args(PacketFormat))
+    parser.add_argument("--precision", default="fp32", help="in bf16, packets as they are have half the bytes")
     parser.add_argument("--delay", type=float, default=50.0, metavar="MS", help="one way")
     parser.add_argument("--rate", type=float, default=80.0, metavar="MBIT_S")
     parser.add_argument("--batches", type=int, default=50, help="of each run, after its first ones; all in one epoch")
