@@ -27,7 +27,7 @@ for method in ("gpipe", "1f1b", "data parallel", "local SGD"):
 
 @pytest.mark.slow
 def test_other_methods_have_rows() -> None:
-    """They had none: a key was read that nobody wrote, the loopback has another name, and stages sent no gradients."""
+    """They had none: a key was read that no rank said, the loopback has another name, and stages sent no gradients."""
     # In a process of its own: ranks are forked, which is not for one with threads.
     done = subprocess.run(
         [sys.executable, "-c", ROWS], cwd=BENCH, capture_output=True, text=True, check=False, timeout=300

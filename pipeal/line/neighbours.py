@@ -92,15 +92,14 @@ class Neighbours:
         self.leave()
 
     @property
-    def have_failed(self) -> bool:
-        """Whether a link has."""
-        return any(end.failure is not None for end in self._ends)
+    def failure(self) -> BaseException | None:
+        """What a link failed with, if one did."""
+        return next((end.failure for end in self._ends if end.failure is not None), None)
 
     def raise_failure(self) -> None:
-        """Raises what a link failed with, if one did."""
-        for end in self._ends:
-            if end.failure is not None:
-                raise end.failure
+        """Raises it."""
+        if (failure := self.failure) is not None:
+            raise failure
 
     def require(self) -> None:
         """Waits for them no longer than the line says.

@@ -298,7 +298,9 @@ class StageRun:
         except (Interrupted, LineError, PeerLostError):
             raise
         except Exception as error:
-            self._failed_at_item = not (isinstance(error.__cause__ or error, OSError) or self._neighbours.have_failed)
+            self._failed_at_item = not (
+                isinstance(error.__cause__ or error, OSError) or self._neighbours.failure is not None
+            )
             raise
 
     def _next(self, items: Iterator[Item] | None) -> Item | None:
@@ -327,7 +329,7 @@ class StageRun:
         while item.kind != STATE and (self._worker is None or not self._worker.gathers):
             with self._retained.changed:
                 room = self._retained.changed.wait_for(
-                    lambda: self._retained.has_room(packed.size) or self._neighbours.have_failed, _LOOK_S
+                    lambda: self._retained.has_room(packed.size) or self._neighbours.failure is not None, _LOOK_S
                 )
             self._neighbours.raise_failure()
             if room:
@@ -380,13 +382,13 @@ class StageRun:
 
     def _finish(self) -> None:
         """Saves, and leaves once the neighbours need nothing more."""
+        before, after = self._neighbours.before, self._neighbours.after
         self._save()
         self._snapshots.settle(must=True)
-        if self._neighbours.after is not None:
+        if after is not None:
             while self._retained.first < self._retained.next:
                 with self._retained.changed:
                     self._retained.changed.wait(_LOOK_S)
-                self._neighbours.raise_failure()
                 self._neighbours.require()
                 self._tell()
                 if (code := self._stop.code()) is not None:
@@ -395,12 +397,12 @@ class StageRun:
             self._snapshots.settle(must=True)
         self._finished = True
         self._tell(at_once=True)  # before the last word: the next stage shows it
-        if self._neighbours.after is not None:
-            self._neighbours.after.bye()
-        if self._neighbours.before is not None:
-            while not self._neighbours.before.bye and self._neighbours.before.lost_s < _GRACE_S:
-                self._neighbours.before.wants_snapshot = False
-                self._neighbours.before.take(_LOOK_S)
+        if after is not None:
+            after.bye()
+        if before is not None:
+            while not before.bye and before.lost_s < _GRACE_S:
+                before.wants_snapshot = False
+                before.take(_LOOK_S)
                 self._tell()
                 if self._stop.code() is not None:
                     break
@@ -409,6 +411,7 @@ class StageRun:
     def _tell(self, *, at_once: bool = False) -> None:
         if not self._finished:  # then the others may leave
             self._neighbours.look()
+        before, after = self._neighbours.before, self._neighbours.after
         self._status.tell(
             lambda: StageStatus(
                 stage=self.number,
@@ -419,14 +422,14 @@ class StageRun:
                 saved_at=self._snapshots.saved_at,
                 retained=self._retained.next - self._retained.first,
                 retained_mib=self._retained.size / 2**20,
-                waiting=0 if self._neighbours.before is None else len(self._neighbours.before),
-                window=0 if self._neighbours.after is None else self._neighbours.after.window.size,
-                before=shown(self._neighbours.before),
-                after=shown(self._neighbours.after),
+                waiting=0 if before is None else len(before),
+                window=0 if after is None else after.window.size,
+                before=shown(before),
+                after=shown(after),
                 total=None if self._feed is None else self._feed.total,
             ),
-            below={} if self._neighbours.before is None else self._neighbours.before.statuses,
-            pass_on=None if self._neighbours.after is None else self._neighbours.after.tell_status,
+            below={} if before is None else before.statuses,
+            pass_on=None if after is None else after.tell_status,
             at_once=at_once,
         )
 

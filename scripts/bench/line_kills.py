@@ -51,6 +51,7 @@ class Stage:
         before: Batches that it had done when it was killed, as it had told.
         taken_up: Batches behind its snapshot, and when it said so; None until it has.
         started_at: When it was started, in seconds of Unix time.
+        is_back: Whether it has done a batch since.
         kills: How often.
         first_s: Of each restart that came to a batch, the seconds.
         back_s: Of each restart that came to a new batch, the seconds.
@@ -63,6 +64,7 @@ class Stage:
     before: int = 0
     taken_up: tuple[int, float] | None = None
     started_at: float = 0.0
+    is_back: bool = False
     kills: int = 0
     ended: bool = False
     first_s: list[float] = field(default_factory=list)
@@ -77,7 +79,7 @@ class Stage:
             self.process = subprocess.Popen(
                 [*COMMAND, "line", "run", str(self.folder / "line.yaml"), "--stage", str(self.number)], stderr=log
             )
-        self.taken_up, self.started_at, self._is_back = None, time(), False
+        self.taken_up, self.started_at, self.is_back = None, time(), False
 
     def kill(self) -> None:
         """Ends it without a word, and notes how far it was."""
@@ -110,9 +112,9 @@ class Stage:
                 if "goes on after" in line:
                     self.taken_up = int(line.rsplit(maxsplit=4)[1]), monotonic()
             return
-        if not self._is_back and done > self.taken_up[0] and told_at > self.started_at:
+        if not self.is_back and done > self.taken_up[0] and told_at > self.started_at:
             self.first_s.append(monotonic() - self.taken_up[1])
-            self._is_back = True
+            self.is_back = True
         if done > self.before:
             self.back_s.append(monotonic() - self.taken_up[1])
             self.again.append(self.before - self.taken_up[0])

@@ -111,8 +111,9 @@ def wake_on_time() -> None:
     set_timer_slack = 29  # PR_SET_TIMERSLACK
     ctypes.CDLL(None).prctl(set_timer_slack, 1)
     with suppress(OSError):
-        _AWAKE.append(open("/dev/cpu_dma_latency", "wb", buffering=0))  # noqa: SIM115
-        _AWAKE[-1].write(bytes(4))  # microseconds that a core may take
+        awake = open("/dev/cpu_dma_latency", "wb", buffering=0)  # noqa: SIM115
+        awake.write(bytes(4))  # microseconds that a core may take
+        _AWAKE.append(awake)
 
 
 def virtual_seconds(schedule: str, stages: int, batches: int) -> float:
