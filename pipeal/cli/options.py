@@ -9,7 +9,7 @@ import click
 
 from pipeal.core.errors import ConfigError
 from pipeal.core.methods import COMPARE, COMPARED, DEFAULT, METHODS, MODES
-from pipeal.core.names import DEFAULT_SCHEDULE, ScheduleName
+from pipeal.core.names import BACKPROP_SCHEDULES, DEFAULT_SCHEDULE, LAYER_SCHEDULES, ScheduleName
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -65,7 +65,8 @@ def training_options(*own: Callable[[Command], Command]) -> Callable[[Command], 
             "engine.schedule",
             "--schedule",
             shell_complete=offered(SCHEDULES),
-            help=f"Of layers that learn side by side: {', '.join(SCHEDULES)}; default {DEFAULT_SCHEDULE}.",
+            help=f"Of layers that learn side by side: {', '.join(LAYER_SCHEDULES)}; default {DEFAULT_SCHEDULE}. "
+            f"Of --mode bp under torchrun, a stage in each process: {', '.join(BACKPROP_SCHEDULES)}.",
         ),
         setting(
             "engine.devices",

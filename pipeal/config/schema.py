@@ -197,7 +197,9 @@ class EngineConfig:
     """How the layers are run; only ``threads``, ``compile``, ``matmul`` and ``packet`` change the result, in rounding.
 
     Attributes:
-        schedule: What may run beside what.
+        schedule: What may run beside what. Of backpropagation, under ``torchrun``, ``gpipe`` and ``1f1b`` have a stage
+            of the network in each process, and anything else all of it.
+        micro_batches: Of each batch under ``gpipe`` and ``1f1b``; None for four for each stage.
         devices: One device per stage, such as ``[cuda:0, cuda:1]``; ``auto`` takes what helps.
         sizes: Layers per stage; None balances them.
         replicas: Of a run under ``torchrun``: how many share the samples of each batch. Each has a process per stage.
@@ -224,6 +226,7 @@ class EngineConfig:
     """
 
     schedule: ScheduleName = DEFAULT_SCHEDULE
+    micro_batches: Count | None = None
     devices: Text | Texts = "auto"
     sizes: Counts | None = None
     replicas: Count = 1

@@ -20,7 +20,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pkgutil import resolve_name
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from pipeal.core.errors import ConfigError, DataError, unknown_name
 from pipeal.core.methods import BASELINE, DEFAULT, METHODS
@@ -28,8 +28,14 @@ from pipeal.core.methods import BASELINE, DEFAULT, METHODS
 Mode: TypeAlias = str
 """The name of a method, which is the form of a model that it trains: one of :data:`pipeal.core.methods.METHODS`."""
 
-ScheduleName: TypeAlias = Literal["sequential", "backward-overlap", "al-fm", "pipelined"]
-"""What may run beside what; :data:`pipeal.engine.SCHEDULES` has the schedules."""
+ScheduleName: TypeAlias = Literal["sequential", "backward-overlap", "al-fm", "pipelined", "gpipe", "1f1b"]
+"""What may run beside what; :data:`pipeal.engine.SCHEDULES` has those of layers that learn by themselves."""
+
+BACKPROP_SCHEDULES = ("gpipe", "1f1b")
+"""Those of backpropagation, whose stages are processes: PyTorch has them (``torch.distributed.pipelining``)."""
+
+LAYER_SCHEDULES = tuple(name for name in get_args(ScheduleName) if name not in BACKPROP_SCHEDULES)
+"""All others."""
 
 DEFAULT_SCHEDULE: ScheduleName = "pipelined"
 

@@ -27,6 +27,7 @@ from pipeal.line.items import BEGIN, Item
 from pipeal.line.line_file import LineFile
 from pipeal.line.top import POSITION
 from pipeal.planning.planner import TRIAL_BATCHES, balance_one_by_one
+from pipeal.run.backprop import check_backprop
 from pipeal.run.build import Experiment
 from pipeal.run.choices import sample_batches
 from pipeal.run.duration import at_its_length
@@ -59,6 +60,7 @@ def check_config(config: RunConfig) -> None:
     ):
         if found != wanted:
             raise ConfigError(f"{key}: found {found}, which a line does not do; leave it out")
+    check_backprop(config, processes=2)
     if train.on_non_finite == "stop-and-rewind":
         raise ConfigError(
             "train.on_non_finite: found stop-and-rewind, but no stage of a line goes back for another; expected raise "

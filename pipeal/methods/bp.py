@@ -70,20 +70,23 @@ class BP(LocalLayer):
         """The blocks of a network that takes its input through them in order; 1 for any other."""
         return len(self.model) if isinstance(self.model, nn.Sequential) and _is_row(self.model) else 1
 
-    def spread(self, devices: Sequence[torch.device], sizes: Sequence[int]) -> list[int]:
-        """As :meth:`pipeal.core.spread.Spreads.spread`.
+    def row(self) -> list[nn.Module]:
+        """The blocks, in order."""
+        return _blocks(self.model)
+
+    def parameters_by_device(self, sizes: Sequence[int]) -> list[int]:
+        """How many parameters are in the first ``sizes[0]`` blocks, in the next ``sizes[1]``, and so on.
 
         Raises:
             ConfigError: The sizes are not those of the network's blocks, or two devices would share a parameter or a
                 buffer.
         """
-        if sum(sizes) != self.block_count() or len(sizes) != len(devices):
-            raise ConfigError(f"found {list(sizes)} blocks for {len(devices)} devices, of {self.block_count()} blocks")
-        places = [(part, device) for part, device in enumerate(devices) for _ in range(sizes[part])]
+        if sum(sizes) != self.block_count():
+            raise ConfigError(f"found {list(sizes)} blocks for {len(sizes)} devices, of {self.block_count()} blocks")
         owner: dict[int, int] = {}
-        parameters = [0] * len(devices)
-        blocks = _blocks(self.model)
-        for (part, _), block in zip(places, blocks, strict=True):
+        parameters = [0] * len(sizes)
+        parts = [part for part, size in enumerate(sizes) for _ in range(size)]
+        for part, block in zip(parts, self.row(), strict=True):
             for name, tensor in (*block.named_parameters(), *block.named_buffers()):
                 parameters[part] += 0 if id(tensor) in owner else tensor.numel()
                 if owner.setdefault(id(tensor), part) != part:
@@ -91,8 +94,20 @@ class BP(LocalLayer):
                         f"blocks on devices {owner[id(tensor)]} and {part} share {name!r}, which can be on one device "
                         "alone; give sizes that keep these blocks together, or one device"
                     )
+        return parameters
+
+    def spread(self, devices: Sequence[torch.device], sizes: Sequence[int]) -> list[int]:
+        """As :meth:`pipeal.core.spread.Spreads.spread`.
+
+        Raises:
+            ConfigError: As :meth:`parameters_by_device`, or there is not a size for each device.
+        """
+        if len(sizes) != len(devices):
+            raise ConfigError(f"found {list(sizes)} blocks for {len(devices)} devices, of {self.block_count()} blocks")
+        parameters = self.parameters_by_device(sizes)
+        places = [(part, device) for part, device in enumerate(devices) for _ in range(sizes[part])]
         self.to(devices[-1])
-        for (_, device), block in zip(places, blocks, strict=True):
+        for (_, device), block in zip(places, self.row(), strict=True):
             block.to(device)
         follow_weights((self.opt,))
         self._places = tuple(places) if len(devices) > 1 else ()

@@ -114,7 +114,13 @@ def timeline_lines(spans: Sequence[Span], seconds: float, width: int) -> list[st
 
 
 def draw_timeline(
-    spans: Sequence[Span], path: str | Path, *, title: str, devices: Sequence[str], copies: Sequence[CopySpan] = ()
+    spans: Sequence[Span],
+    path: str | Path,
+    *,
+    title: str,
+    devices: Sequence[str],
+    copies: Sequence[CopySpan] = (),
+    numbers: str = "batches",
 ) -> None:
     """Draws the actions of a run, with each stage's busy and idle share in the steady state; those of a GPU are by its
     host, with the least share in which it had kernels to run.
@@ -125,6 +131,7 @@ def draw_timeline(
         title: Stands above the chart.
         devices: The device of each stage; there are as many rows.
         copies: Of layers, beside their work.
+        numbers: What the numbers are of.
     """
     from matplotlib.patches import Patch
 
@@ -141,7 +148,7 @@ def draw_timeline(
     for stage, own in _by_stage(spans).items():
         _draw_bars(axes, stage, own, origin)
     _draw_copies(axes, copies, origin)
-    note = "numbers: batches" if spans else "nothing recorded"
+    note = f"numbers: {numbers}" if spans else "nothing recorded"
     if 0 < window[1] - window[0] < 0.995 * length:
         note += "; shares: between the dashed lines"
         for edge in window:

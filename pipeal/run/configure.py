@@ -22,9 +22,9 @@ from pipeal.core.errors import ConfigError, DataError, unknown_name
 from pipeal.core.methods import COMPARE, METHODS
 from pipeal.core.names import FILE, HF, LANGUAGE, TEXT, VISION, Mode, contradicts, form_told, is_file, source_of
 from pipeal.engine.distributed.launch import Launch
-from pipeal.engine.schedule import schedule_named
 from pipeal.run.grid import parse_grid, settings_of, with_setting
 from pipeal.run.imported_settings import usual_settings
+from pipeal.run.opening import schedule_of
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ def configure(
     path = Path(config_file) if config_file is not None else find_config(dataset, name)
     usual = None if source_of(name) is None else usual_settings(schema, dataset, name, with_file=path is None)
     config = load_config(schema, path, overrides=overrides, values=values, usual=usual)
-    schedule_named(config.engine.schedule).within(config.engine.within_stage)  # refused before data are read
+    schedule_of(config)  # refused before data are read
     grid = parse_grid(config)
     launch = Launch.found()
     keys = {*given_keys(schema, overrides=overrides, values=values), *grid}

@@ -9,6 +9,7 @@ from typing import Any
 
 from pipeal.config import EngineConfig, RunConfig
 from pipeal.core.methods import METHODS
+from pipeal.core.names import BACKPROP_SCHEDULES
 from pipeal.core.options import EngineOptions, Precision
 from pipeal.core.protocols import TrainableLayer
 from pipeal.data import EpochBatches
@@ -41,7 +42,7 @@ def settings_of(
 ) -> dict[str, Any]:
     """What a pipeline is given beside its layers and devices, in one process or in each of many."""
     return {
-        "schedule": config.engine.schedule,
+        "schedule": schedule_of(config),
         "sizes": config.engine.sizes,
         "seed": seed,
         "first_batch": first_batch,
@@ -51,8 +52,12 @@ def settings_of(
 
 
 def as_it_runs(engine: EngineConfig, form: str) -> EngineConfig:
-    """The engine of a form: where that is one layer, nothing overlaps, leaves memory or is handed on."""
-    return replace(engine, schedule="sequential", offload="none", packet="as_is") if METHODS[form].is_whole else engine
+    """The engine of a form: where that is one layer, nothing leaves memory or is handed on, and nothing overlaps but
+    its micro-batches."""
+    if not METHODS[form].is_whole:
+        return engine
+    schedule = engine.schedule if engine.schedule in BACKPROP_SCHEDULES else "sequential"
+    return replace(engine, schedule=schedule, offload="none", packet="as_is")
 
 
 def engine_options(
@@ -81,8 +86,10 @@ def engine_options(
 
 
 def schedule_of(config: RunConfig) -> Schedule:
-    """The schedule of a configuration, with the order within stages that it asks for."""
-    return schedule_named(config.engine.schedule).within(config.engine.within_stage)
+    """The schedule of a configuration's layers, with the order within stages that it asks for."""
+    name = config.engine.schedule
+    # Pipelined backpropagation is a single layer.
+    return schedule_named("sequential" if name in BACKPROP_SCHEDULES else name).within(config.engine.within_stage)
 
 
 def new_layers(

@@ -14,9 +14,11 @@ from typing import Any
 from pipeal.config import EngineConfig, RunConfig, dump_config
 from pipeal.core.errors import ConfigError, PlacementError
 from pipeal.core.methods import COMPARE, METHODS, with_all
+from pipeal.core.modules import module_of
 from pipeal.core.names import Mode
 from pipeal.core.options import Precision
 from pipeal.core.protocols import TrainableLayer
+from pipeal.core.spread import blocks_of
 from pipeal.data import Batch, Share
 from pipeal.engine import Pipeline, Window, balance, parse_device
 from pipeal.engine.devices import device_names, fastest_precision, gpu_count, make_current
@@ -27,7 +29,9 @@ from pipeal.engine.distributed.world import World
 from pipeal.engine.runner.compiling import check_compile
 from pipeal.engine.runner.precision import check_precision
 from pipeal.engine.sizes import check_sizes, layers_of_stages
+from pipeal.methods.bp_parts import bp_parts
 from pipeal.planning.planner import TRIAL_BATCHES, balance_one_by_one
+from pipeal.run.backprop import is_divided, open_backprop
 from pipeal.run.build import Experiment
 from pipeal.run.choices import sample_batches
 from pipeal.run.opening import as_it_runs, engine_options, settings_of
@@ -55,6 +59,7 @@ class Team(Site):
         self._threads = 1
         self._precision: Precision = "fp32"
         self._opened = 0
+        self._pad_index: int | None = None
 
     def gather(self, experiment: Experiment) -> Experiment:
         """Lets all others get ready for an experiment; what is trained on is then shared among replicas.
@@ -65,6 +70,7 @@ class Team(Site):
         self.world.tell(
             {"do": "get ready", "config": dump_config(experiment.config), "blueprint": experiment.models.blueprint}
         )
+        self._pad_index = getattr(experiment.models, "pad_index", None)
         own = own_means(self.world, experiment.config.engine, self.device)
         ready = self.world.gather({**own, "facts": dict(experiment.facts)})
         # What decides how numbers round is the same for all.
@@ -98,7 +104,9 @@ class Team(Site):
                 f"train.on_non_finite: found {config.train.on_non_finite}, which one process can do; expected raise or "
                 "skip over processes"
             )
-        layers = sum(1 for _ in experiment.layers(form, config.train.seed, here=()))
+        over_ranks = is_divided(engine)
+        described = list(experiment.layers(form, config.train.seed, here=()))
+        layers = blocks_of(described[0]) if over_ranks else len(described)
         mesh.check_layers(layers)
         device = rank_device(self.world, engine, self.device)
         check_compile(engine.compile, [parse_device(device)])
@@ -111,9 +119,11 @@ class Team(Site):
             elif mesh.stages in (1, layers):
                 sizes = balance([1.0] * layers, mesh.stages)
             else:
-                _log.info(f"measuring {METHODS[form].label} layers, to balance {mesh.stages} stages")
+                unit = "blocks" if over_ranks else "layers"
+                _log.info(f"measuring {METHODS[form].label} {unit}, to balance {mesh.stages} stages")
+                measured = experiment.layers(form, config.train.seed)
                 sizes = balance_one_by_one(
-                    experiment.layers(form, config.train.seed),
+                    bp_parts([module_of(layer) for layer in measured]) if over_ranks else measured,
                     layers,
                     sample_batches(batches, TRIAL_BATCHES),
                     mesh.stages,
@@ -122,7 +132,7 @@ class Team(Site):
                 )
         engine = as_it_runs(engine, form)
         replicas = f", in {mesh.replicas} replicas" if mesh.replicas > 1 else ""
-        how = f"layers {sizes}{replicas}, {engine.schedule}, {precision}"
+        how = f"{'blocks' if over_ranks else 'layers'} {sizes}{replicas}, {engine.schedule}, {precision}"
         _log.info(f"{METHODS[form].label} on {mesh.size} processes: {how}")
         return replace(
             config,
@@ -141,8 +151,8 @@ class Team(Site):
         return (len(engine.devices), engine.replicas) == (mesh.stages, mesh.replicas)
 
     def here(self, config: RunConfig) -> Container[int]:
-        """Those of the first stage."""
-        return layers_of_stages(config.engine.sizes or ())[0]
+        """Those of the first stage; all of a layer whose blocks lie on several ranks."""
+        return layers_of_stages((1,) if is_divided(config.engine) else config.engine.sizes or ())[0]
 
     def open_pipeline(
         self,
@@ -174,6 +184,10 @@ class Team(Site):
             )
             seen = self.world.gather(True)
         blind = [rank for rank, sees in enumerate(seen) if not sees]
+        device = rank_device(self.world, config.engine, self.device)
+        settings = settings_of(config, seed, first_batch, traced, dump_folder)
+        if is_divided(config.engine):
+            return open_backprop(model, self.world, device, config, self._pad_index, settings)
         if self._opened == 1 and blind:
             _log.warning(
                 f"{dump_folder.resolve()} is not seen by rank{'s' if len(blind) > 1 else ''} "
@@ -186,8 +200,6 @@ class Team(Site):
                 hand_out(self.world, blind, saved.states)
             yield from model
 
-        device = rank_device(self.world, config.engine, self.device)
-        settings = settings_of(config, seed, first_batch, traced, dump_folder)
         self.pipe = DistributedPipeline(layers(), self.world, device, **settings)
         return self.pipe
 

@@ -26,6 +26,7 @@ from pipeal.reporting.exits import draw_exits
 from pipeal.reporting.progress import Progress
 from pipeal.reporting.recorders import Recorder, write_json
 from pipeal.reporting.timeline import draw_timeline
+from pipeal.run.backprop import is_divided
 from pipeal.run.forms import Run
 from pipeal.run.opening import course_of, new_layers, seed_of, window_of
 from pipeal.run.outcome import Outcome
@@ -234,11 +235,13 @@ class Turns:
         if not spans:
             return False
         self.outcome.spans = spans
-        title = f"{config.dataset} {config.model.name} {METHODS[config.train.mode].label}, {pipe.schedule.name}"
+        title = f"{config.dataset} {config.model.name} {METHODS[config.train.mode].label}, {config.engine.schedule}"
+        numbers = "micro-batches" if is_divided(config.engine) else "batches"
         timeline, trace = (picture.at(self.outcome.folder) for picture in TRACED)
         written = (
             attempts.make(
-                timeline, lambda: draw_timeline(spans, timeline, title=title, devices=devices, copies=copies)
+                timeline,
+                lambda: draw_timeline(spans, timeline, title=title, devices=devices, copies=copies, numbers=numbers),
             ),
             attempts.make(trace, lambda: write_chrome_trace(spans, trace, devices, copies)),
         )

@@ -57,7 +57,7 @@ common = {
     ),
     "engine": st.builds(
         EngineConfig,
-        schedule=st.sampled_from(["sequential", "backward-overlap", "al-fm", "pipelined"]),
+        schedule=st.sampled_from(["sequential", "backward-overlap", "al-fm", "pipelined", "gpipe", "1f1b"]),
         devices=text | st.lists(text, min_size=1).map(tuple),
         sizes=st.none() | st.lists(count, min_size=1).map(tuple),
         compile=st.sampled_from(["none", "static", "dynamic"]),

@@ -149,6 +149,11 @@ BP = "train.mode is bp"
         (["--schedule=al-fm", "--devices=cpu*2"], []),
         (["--schedule=al-fm"], []),
         (["--schedule=sequential", "--devices=cpu"], []),
+        (["--schedule=gpipe", "--mode=bp", "--set=engine.micro_batches=8"], []),
+        (
+            ["--schedule=al-fm", "--set=engine.micro_batches=8"],
+            ["engine.micro_batches 8: without effect, since engine.schedule is al-fm"],
+        ),
         (["--schedule=al-fm", "--mode=bp"], [f"engine.schedule al-fm: without effect, since {BP}"]),
         (["--set=engine.within_stage=stage", "--mode=bp"], [f"engine.within_stage stage: without effect, since {BP}"]),
         (["--set=engine.packet=int8", "--mode=bp"], [f"engine.packet int8: without effect, since {BP}"]),

@@ -15,7 +15,7 @@ from pipeal.engine.distributed.inference import Guide
 from pipeal.engine.distributed.io_threads import Handler
 from pipeal.engine.schedule import Action
 from pipeal.engine.stage import Stage, bring_to_rest
-from pipeal.engine.trace import Span, StageTimes
+from pipeal.engine.trace import Span, StageClock, StageTimes
 
 if TYPE_CHECKING:
     from pipeal.engine.distributed.rank import Node
@@ -95,29 +95,35 @@ class Requests:
         self._node.reply("rested", {"token": facts["token"]})
 
     def _report(self, facts: Mapping[str, Any], stage: Stage) -> None:
-        (times,) = stage.clock.take_all_times()
         samples, self.samples = self.samples, 0
-        shift = self._node.seats[self._node.rank].clock
         found = {
             "token": facts["token"],
             "rank": self._node.rank,
-            "busy": {action.value: seconds for action, seconds in times.busy.items()},
-            "waiting": times.waiting,
-            "kernels_s": times.kernels_s,
+            **facts_of_clock(stage.clock, self._node.seats[self._node.rank].clock),
             "splits": list(stage.take_splits().values()),
             "overflows": list(stage.overflows().values()),
-            "spans": [
-                [
-                    s.layer,
-                    s.action.value,
-                    s.batch,
-                    *(at if at is None else at + shift for at in (s.begin, s.end, s.given)),
-                ]
-                for s in stage.clock.spans()
-            ],
             "samples": samples,
         }
         self._node.reply("report", found, stage.losses.take())
+
+
+def facts_of_clock(clock: StageClock, shift: float) -> dict[str, Any]:
+    """The times of a stage on one device, which end with it, and its spans, for a report.
+
+    Args:
+        clock: Of the stage.
+        shift: What to add to this process's clock for that of rank 0.
+    """
+    (times,) = clock.take_all_times()
+    return {
+        "busy": {action.value: seconds for action, seconds in times.busy.items()},
+        "waiting": times.waiting,
+        "kernels_s": times.kernels_s,
+        "spans": [
+            [s.layer, s.action.value, s.batch, *(at if at is None else at + shift for at in (s.begin, s.end, s.given))]
+            for s in clock.spans()
+        ],
+    }
 
 
 def times_in(facts: Mapping[str, Any]) -> StageTimes:
