@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch.torch_version import TorchVersion
 
 from pipeal.config import EngineConfig, RunConfig
 from pipeal.core.errors import ConfigError
@@ -68,6 +69,24 @@ def check_backprop(config: RunConfig, *, processes: int) -> None:
     if engine.micro_batches is not None and engine.micro_batches < processes:
         raise ConfigError(
             f"engine.micro_batches: found {engine.micro_batches} for {processes} stages; expected at least as many"
+        )
+
+
+def check_transport(engine: EngineConfig, device: str) -> None:
+    """Refuses the schedule that an older PyTorch leaves standing on CPUs.
+
+    Args:
+        engine: Of a run whose stages are those of backpropagation.
+        device: Of a stage.
+
+    Raises:
+        ConfigError: It would.
+    """
+    # It waits for the last of several sends and receives alone, which NCCL makes one of, and Gloo does not.
+    if engine.schedule == "1f1b" and device == "cpu" and TorchVersion(torch.__version__) < "2.8":
+        raise ConfigError(
+            f"engine.schedule: found 1f1b on CPUs under PyTorch {torch.__version__}, where its stages wait for each "
+            "other for ever; expected PyTorch 2.8 or newer, or gpipe"
         )
 
 

@@ -214,7 +214,7 @@ class BackpropStage(nn.Module):
         with keyed(work.key, number, -1, whole_default=True), autocast(self._device, self._precision):
             loss = self._share(self.criterion, out, work, number)
         self._losses.append(loss.detach().float())
-        return loss.float().reshape(1)
+        return torch.stack([loss.float()])  # no view: PyTorch 2.6 detaches in place what it merges
 
     @contextmanager
     def timed(self, action: Action, batch: int) -> Iterator[None]:

@@ -87,6 +87,10 @@ class Models(ABC):
                 draw nothing. None for all.
         """
         made = self.build(mode)
+        if here is not None:
+            # The first optimizer imports PyTorch's compiler, and that of 2.6 looks at numbers, which the meta device
+            # has not.
+            torch.optim.SGD([torch.zeros(1)])
         for number in count():
             place = nullcontext() if here is None or number in here else torch.device("meta")
             # With another number of threads, an orthogonal matrix is rounded otherwise.

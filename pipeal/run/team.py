@@ -31,7 +31,7 @@ from pipeal.engine.runner.precision import check_precision
 from pipeal.engine.sizes import check_sizes, layers_of_stages
 from pipeal.methods.bp_parts import bp_parts
 from pipeal.planning.planner import TRIAL_BATCHES, balance_one_by_one
-from pipeal.run.backprop import is_divided, open_backprop
+from pipeal.run.backprop import check_transport, is_divided, open_backprop
 from pipeal.run.build import Experiment
 from pipeal.run.choices import sample_batches
 from pipeal.run.opening import as_it_runs, engine_options, settings_of
@@ -109,6 +109,8 @@ class Team(Site):
         layers = blocks_of(described[0]) if over_ranks else len(described)
         mesh.check_layers(layers)
         device = rank_device(self.world, engine, self.device)
+        if over_ranks:
+            check_transport(engine, device)
         check_compile(engine.compile, [parse_device(device)])
         threads = engine.threads or self._threads
         precision = self._precision if config.train.precision == "auto" else config.train.precision

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
 
-from pipeal.config import TextConfig, load_config
+import pytest
+import torch
+from torch.torch_version import TorchVersion
+
+from pipeal.config import EngineConfig, TextConfig, load_config
 from pipeal.core.errors import ConfigError
-from pipeal.run.backprop import check_backprop
+from pipeal.run.backprop import check_backprop, check_transport
 
 
 @pytest.mark.parametrize(
@@ -37,3 +41,15 @@ def test_what_excludes_each_other_is_told(settings: list[str], processes: int, l
 def test_other_schedules_are_let_through(mode: str) -> None:
     settings = ["dataset=agnews", "model.name=lstm", f"train.mode={mode}", "engine.schedule=al-fm"]
     check_backprop(load_config(TextConfig, overrides=[*settings, "train.accumulate=3"]), processes=1)
+
+
+def test_1f1b_on_cpus_wants_a_pytorch_that_waits_for_all_sends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Symptom: under PyTorch 2.6 three ranks stood in Schedule1F1B until they were killed."""
+    engine = EngineConfig(schedule="1f1b")
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.6.0+cu124"))
+    with pytest.raises(ConfigError, match=r"found 1f1b on CPUs under PyTorch 2.6.0\+cu124, .*2.8 or newer, or gpipe$"):
+        check_transport(engine, "cpu")
+    check_transport(engine, "cuda:0")
+    check_transport(replace(engine, schedule="gpipe"), "cpu")
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.11.0"))
+    check_transport(engine, "cpu")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -153,3 +155,31 @@ def test_a_rate_decays_from_its_base_to_its_end(end: float | None, share: float)
     scale = epoch_scale(course, epoch=2, batches=10, first_batch=20)
     assert scale(30) == pytest.approx(share), "after the last batch"
     assert scale(20) > scale(29) > share
+
+
+ON_META = """
+import sys
+from pipeal.config import LanguageConfig, load_config
+from pipeal.run.build_language import LanguageModels
+
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch._dynamo":
+            print("the compiler is imported")
+
+def build(models, mode):
+    print("a layer is made")
+    yield from made(models, mode)
+
+sys.meta_path.insert(0, Watch())
+made, LanguageModels.build = LanguageModels.build, build
+config = load_config(LanguageConfig, overrides=["dataset=shakespeare", "model.name=charlm", "model.width=24"])
+print(len(list(LanguageModels(config, 5).layers("al", 0, here=()))))
+"""
+
+
+def test_no_compiler_is_imported_on_the_meta_device() -> None:
+    """Symptom: under PyTorch 2.6 every run under torchrun ended with "Tensor.item() cannot be called on meta tensors"
+    from within that import."""
+    done = subprocess.run([sys.executable, "-c", ON_META], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["the compiler is imported", "a layer is made", "2"]
