@@ -13,9 +13,10 @@ BENCH = Path(__file__).parents[1] / "scripts" / "bench"
 
 ROWS = """
 import json
-from distance import carried_out, of_updates
+from distance import carried_out, of_updates, parts_of
 from long_line import LinkKind
 
+assert parts_of("1f1b") == [4, 8, 16, 32]  # torch refuses fewer micro-batches than stages, here four
 for method in ("gpipe", "1f1b", "data parallel", "local SGD"):
     order = {"method": method, "step": (0.001, 0.002), "samples": 64, "packets": 8, "parts": (2, 4), "local_steps": 3}
     order |= {"weights_bytes": 4096, "warm_ups": 1, "updates": 2}

@@ -97,7 +97,7 @@ class _Rank:
         for block in own:
             block.to(self.device.device)
         self.seats = take_seats(world, self.device)
-        self._group = _group(world, self.seats, on_gpus=self.device.device.type == "cuda")
+        self._group = _group(world, self.seats)
         is_last, parts = world.rank == self.count - 1, micro_batches or PER_STAGE * self.count
         self.clock = StageClock(self.device, world.rank, Window(traced.first * parts, traced.count))
         self.stage = BackpropStage(
@@ -502,18 +502,18 @@ def _part(tensor: Tensor, rows: Tensor) -> Tensor:
     return tensor[int(rows[0]) : int(rows[-1]) + 1] if len(rows) else tensor
 
 
-def _group(world: World, seats: list[Seat], *, on_gpus: bool) -> Any:
+def _group(world: World, seats: list[Seat]) -> Any:
     """All ranks, over what carries between their devices.
 
     Raises:
-        ConfigError: Two ranks are on one GPU.
+        ConfigError: Some have GPUs, but not each its own.
         PeerLostError: One is lost.
     """
-    everyone = list(range(world.size))
-    if on_gpus and not have_gpus_of_their_own(seats):
+    everyone, on_gpus = list(range(world.size)), have_gpus_of_their_own(seats)
+    if not on_gpus and any(seat.gpu is not None for seat in seats):
         raise ConfigError(
-            "engine.schedule: pipelined backpropagation over GPUs goes over NCCL, which wants a GPU for each rank; "
-            "start fewer ranks, or take engine.devices cpu"
+            f"engine.devices: found {', '.join(seat.device for seat in seats)} for stages of backpropagation, which go "
+            "over NCCL between GPUs; expected a GPU for each rank, or cpu"
         )
 
     def made() -> Any:

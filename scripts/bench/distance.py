@@ -54,6 +54,12 @@ RUNS = (1, 50, 400)
 
 PACKETS, PARTS, WEIGHTS_BYTES, LOCAL_STEPS = 8, (1, 2, 4, 8, 16, 32), 4 << 20, 100
 
+
+def parts_of(method: str) -> list[int]:
+    """The micro-batches that are tried; 1F1B wants no fewer than stages."""
+    return [parts for parts in PARTS if method != "1f1b" or parts >= STAGES]
+
+
 OURS = ("pipeal", "pipeal, CV 0.5", "pipeal line", "pipeal line, CV 0.5")
 METHODS = (*OURS, "gpipe", "1f1b", "data parallel", "local SGD")
 
@@ -134,7 +140,7 @@ def measure(line: Line, method: str, kind: LinkKind, turn: int) -> Row:
         facts = of_line(found, order, kind)
     else:
         warm_ups, updates = (1, 2) if method == "local SGD" else (2, 5)
-        order |= {"method": method, "packets": PACKETS, "parts": PARTS, "weights_bytes": WEIGHTS_BYTES}
+        order |= {"method": method, "packets": PACKETS, "parts": parts_of(method), "weights_bytes": WEIGHTS_BYTES}
         order |= {"local_steps": LOCAL_STEPS, "warm_ups": warm_ups, "updates": updates}
         found = carried_out(order, STAGES, line)
         facts = min((of_updates(one, order, kind) for one in found), key=lambda one: float(one["packet_ms"]))

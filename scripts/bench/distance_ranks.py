@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 import os
 import socket
-import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -40,16 +39,27 @@ FLOATS = 1024
 """Of a sample: 64 samples are a packet of 256 KB."""
 
 
-_PROMPT = threading.local()
+@contextmanager
+def prompt() -> Iterator[None]:
+    """Within it this thread wakes before all others: what stands for a device's work waits for no core of this machine.
+    Where that is not allowed, it wakes when it may.
 
-
-def be_prompt() -> None:
-    """Has this thread, and none that it starts, wake before all others: what stands for a device's work waits for no
-    core of this machine. Where that is not allowed, it wakes when it may."""
-    if not getattr(_PROMPT, "asked", False):
-        _PROMPT.asked = True
+    Not for longer: with the thread in this class for good, 1F1B over Gloo took eight to fifty times as long, on the
+    loopback as well, for a reason that was not found; GPipe and pipeal's own lines took as long as without.
+    """
+    with suppress(PermissionError):
+        os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+    try:
+        yield
+    finally:
         with suppress(PermissionError):
-            os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+            os.sched_setscheduler(0, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
+
+
+def prompt_sleep(seconds: float) -> None:
+    """Stands for a device's work."""
+    with prompt():
+        sleep(seconds)
 
 
 class SleepingLayer(VirtualLayer):
@@ -70,16 +80,17 @@ class SleepingLayer(VirtualLayer):
 
     def forward(self, x: Tree, y: Tree) -> tuple[Tree, Tree]:
         """Takes its time."""
-        be_prompt()
         self.begun.append(perf_counter())
         self.seconds["F"], self.seconds["B"] = next(self.steps)
-        onward = super().forward(x, y)
+        with prompt():
+            onward = super().forward(x, y)
         self.turned.append(perf_counter())
         return onward
 
     def backward(self) -> None:
         """Likewise."""
-        super().backward()
+        with prompt():
+            super().backward()
         self.ended.append(perf_counter())
         self.windows.append(self.window())
 
@@ -176,12 +187,12 @@ class _Sleep(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, x: Tensor, weight: Tensor, forward_s: float, backward_s: float) -> Tensor:
         context.backward_s, context.like = backward_s, weight
-        sleep(forward_s)
+        prompt_sleep(forward_s)
         return x + weight
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        sleep(context.backward_s)
+        prompt_sleep(context.backward_s)
         return gradient, torch.zeros_like(context.like), None, None
 
 
@@ -195,7 +206,6 @@ class SleepingStage(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Takes its time; x: ``(B, D)``."""
-        be_prompt()
         share = len(x) / self.samples
         taken: Tensor = _Sleep.apply(x, self.weight, share * self.step[0], share * self.step[1])
         return taken
@@ -226,16 +236,15 @@ def backprop(say: Say, order: dict[str, Any], launch: Launch) -> None:
 
 def data_parallel(say: Say, order: dict[str, Any], launch: Launch) -> None:
     """Each rank has the whole model; gradients are averaged layer by layer, while the backward goes on."""
-    be_prompt()
     share = order["packets"] / launch.size
     forward_s, backward_s = order["step"]
     gradients = [torch.zeros(order["weights_bytes"] // 4) for _ in range(launch.size)]
 
     def update() -> None:
-        sleep(share * forward_s * launch.size)
+        prompt_sleep(share * forward_s * launch.size)
         averaging = []
         for gradient in gradients:
-            sleep(share * backward_s)
+            prompt_sleep(share * backward_s)
             averaging.append(dist.all_reduce(gradient, async_op=True))
         for one in averaging:
             one.wait()
@@ -245,13 +254,12 @@ def data_parallel(say: Say, order: dict[str, Any], launch: Launch) -> None:
 
 def local_sgd(say: Say, order: dict[str, Any], launch: Launch) -> None:
     """Each rank takes so many steps with a model of its own, and then all models are averaged, as DiLoCo does."""
-    be_prompt()
     forward_s, backward_s = order["step"]
     weights = torch.zeros(order["weights_bytes"] // 4 * launch.size)
 
     def update() -> None:
         for _ in range(order["local_steps"]):
-            sleep((forward_s + backward_s) * launch.size)
+            prompt_sleep((forward_s + backward_s) * launch.size)
         dist.all_reduce(weights)
 
     _timed(say, launch, update, order)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.torch_version import TorchVersion
 
 from pipeal.cli import text
+from pipeal.core.errors import ConfigError
 from pipeal.engine import Pipeline, Window
 from pipeal.engine.distributed.world import World
 from pipeal.engine.schedule import Action
@@ -28,7 +29,14 @@ from tests.integration.test_distributed import many, one_process, texts
 Batches = list[tuple[Tensor, Tensor]]
 ONE_F_ONE_B = "1f1b" if TorchVersion(torch.__version__) >= "2.8" else "gpipe"
 """What does not stand still on CPUs: see :func:`pipeal.run.backprop.check_transport`."""
-SIZES = {"transformer": [1, 2, 2], "draws": [2, 1, 2], "lstm": [2, 1, 2], "charlm": [1, 2, 2], "wide": [1, 1, 1]}
+SIZES = {
+    "transformer": [1, 2, 2],
+    "draws": [2, 1, 2],
+    "lstm": [2, 1, 2],
+    "charlm": [1, 2, 2],
+    "wide": [1, 1, 1],
+    "pair": [2, 1],
+}
 ROWS = (13, 16, 5, 24, 16)
 """Twelve micro-batches have one sample each or two, and of the smallest batch most have none."""
 
@@ -66,12 +74,12 @@ def network(name: str) -> BP:
     if name == "charlm":
         model: nn.Module = CharLM(7, dims=CharDims(block=6, width=8, heads=2, layers=3, dropout=0.0))
         criterion = TokenCrossEntropy()
-    elif name == "wide":
+    elif name in ("wide", "pair"):
         model = nn.Sequential(Pair(), Joined(), nn.Linear(6, 4))
     else:
         model = (LSTM if name == "lstm" else Transformer)(20, 4, dims=dims)
     # Adam would make much of the noise that is the gradient of a bias of attention's keys.
-    optimizer = None if name in ("wide", "draws") else partial(torch.optim.SGD, momentum=0.9)
+    optimizer = None if name in ("wide", "pair", "draws") else partial(torch.optim.SGD, momentum=0.9)
     return BP(model.double(), criterion, lr=0.1, optimizer=optimizer)
 
 
@@ -96,18 +104,18 @@ def scale(batch: int) -> float:
     return 1.0 / (batch + 1)
 
 
-def opened(world: World, name: str, schedule: str, state: Any = None) -> Any:
+def opened(world: World, name: str, schedule: str, state: Any = None, device: str = "cpu") -> Any:
     """Rank 0's pipeline, which goes on with a state; on another rank serves it."""
     from pipeal.run.backprop_ranks import Follower, Leader, PipelinedBackprop
 
     settings: dict[str, Any] = {"sizes": SIZES[name], "schedule": schedule, "micro_batches": 12, "precision": "fp32"}
     traced = Window(1, 24)
     if world.rank:
-        return Follower(network(name), world, "cpu", traced=traced, **settings).serve(threads=1)
+        return Follower(network(name), world, device, traced=traced, **settings).serve(threads=1)
     pads, layer = 0 if name in ("lstm", "transformer", "draws") else None, network(name)
     if state is not None:
         load_layer_state(layer, state)
-    leader = Leader(layer, world, "cpu", threads=1, pad_index=pads, traced=traced, **settings)
+    leader = Leader(layer, world, device, threads=1, pad_index=pads, traced=traced, **settings)
     return PipelinedBackprop(leader, schedule="sequential", threads=1)
 
 
@@ -250,3 +258,33 @@ def test_the_command_trains_and_evaluates_as_in_one_process(tmp_path: Path, caps
     summary = json.loads((out / alone.name / "summary.json").read_text())
     assert len(summary["stages"]) == 2
     assert all(0 < stage["busy_share"] <= 1 for stage in summary["stages"])
+
+
+def on_gpus(world: World) -> Any:
+    """Two stages, on a GPU each if there are two; the losses, or what is refused."""
+    device = f"cuda:{world.rank % torch.cuda.device_count()}"
+    parts = batches("wide")
+    try:
+        pipe = opened(world, "pair", "1f1b", device=device)
+    except ConfigError as error:
+        return str(error)
+    if pipe is None:
+        return None
+    with pipe:
+        losses = pipe.run(parts, scale).losses
+        answer = pipe.predict(parts[0][0]).cpu()
+    return [losses[0], answer, layer_state(pipe.model[0])["module"]]
+
+
+@pytest.mark.cuda
+def test_stages_on_gpus(tmp_path: Path) -> None:
+    """Over NCCL where each rank has its own; two on one are refused, on both."""
+    found = run(on_gpus, 2, tmp_path)
+    if torch.cuda.device_count() < 2:
+        assert "expected a GPU for each rank" in found[0]
+        assert found[1] == found[0]
+        return
+    state, losses, answer = in_one("pair", batches("wide"))
+    torch.testing.assert_close(found[0][0], losses[0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found[0][1], answer)
+    assert far_apart(found[0][2], state["module"]) < 1e-9
