@@ -109,7 +109,7 @@ def is_drawn(names: Mapping[str, Any]) -> None:
     assert {span.batch for span in names["pipe"].spans()} == set(range(2, 10))
 
 
-def is_divided(names: Mapping[str, Any]) -> None:
+def is_pipelined_bp(names: Mapping[str, Any]) -> None:
     data = names["data"]
     assert (data.classes, len(data.train), len(data.test)) == (("bad", "good"), 8, 2)
 
@@ -124,7 +124,7 @@ CHECKS: Mapping[tuple[str, int], Callable[[Mapping[str, Any]], None]] = {
     ("tutorials/timeline.md", 0): is_drawn,
     ("feed.md", 0): stood_at_the_last_batch,
     ("larger-than-memory.md", 1): is_real_and_trained,
-    ("your-own-data.md", 0): is_divided,
+    ("your-own-data.md", 0): is_pipelined_bp,
 }
 """What is true after an example, beside that it ran."""
 

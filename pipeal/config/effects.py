@@ -20,7 +20,7 @@ from pipeal.config.text import KINDS, BatchingConfig, ColumnsConfig, TextConfig
 from pipeal.config.vision import VisionConfig
 from pipeal.core.errors import ConfigError
 from pipeal.core.methods import COMPARE, METHODS
-from pipeal.core.names import FILE, HF, LAYER_SCHEDULES, TEXT, TORCHVISION, WITH_HEADS, source_of
+from pipeal.core.names import BACKPROP_SCHEDULES, FILE, HF, LAYER_SCHEDULES, TEXT, TORCHVISION, WITH_HEADS, source_of
 
 
 class Idle(NamedTuple):
@@ -73,6 +73,7 @@ IDLE: Mapping[type[RunConfig], tuple[Idle, ...]] = {
         Idle("train.lr.decay", ("none",), ("train.lr.end", "train.lr.per")),
         Idle("data.held_out", (0,), ("train.exit_tolerance",)),
         Idle("engine.schedule", LAYER_SCHEDULES, ("engine.micro_batches",)),
+        Idle("engine.schedule", BACKPROP_SCHEDULES, ("engine.queue_depth",)),
         Idle("engine.offload", ("none", "host"), ("engine.offload_folder",)),
         Idle("processes", (1,), ("engine.peer_timeout_s",)),
     ),
@@ -149,16 +150,14 @@ def check_effects(config: RunConfig, given: Collection[str], *, processes: int =
     _refuse_of_own(config)
     if isinstance(config, TextConfig):
         _refuse_other_kinds(config.data.batching, given)
+    if config.engine.schedule in BACKPROP_SCHEDULES:
+        given = {*given} - {"engine.schedule"}  # refused where it cannot be meant
     lines = []
     for table in (*_of(type(config)), *([IDLE_IN_ONE_PROCESS] if processes == 1 else [])):
         by_reason: dict[str, list[str]] = {}
         for where, values, options in table:
             found, reason = ({processes}, _ONE_PROCESS) if where == "processes" else _found(config, where)
-            idle = [
-                f"{option} {_shown(value_at(config, option))}"
-                for option in options
-                if option in given and (option != "engine.schedule" or config.engine.schedule in LAYER_SCHEDULES)
-            ]
+            idle = [f"{option} {_shown(value_at(config, option))}" for option in options if option in given]
             if idle and found <= {*values}:
                 by_reason.setdefault(reason, []).extend(idle)
         lines += [f"{', '.join(idle)}: without effect, since {reason}" for reason, idle in by_reason.items()]

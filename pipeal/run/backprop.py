@@ -22,9 +22,12 @@ from pipeal.methods.bp import BP
 
 _log = logging.getLogger(__name__)
 
+PER_STAGE = 4
+"""Micro-batches for each stage, unless told: then a pipeline of equal stages is idle a fifth of the time at most."""
 
-def is_divided(engine: EngineConfig) -> bool:
-    """Whether the stages of a run are those of backpropagation."""
+
+def is_pipelined_bp(engine: EngineConfig) -> bool:
+    """Whether the stages of a run are those of pipelined backpropagation."""
     return engine.schedule in BACKPROP_SCHEDULES
 
 
@@ -35,7 +38,7 @@ def check_backprop(config: RunConfig, *, processes: int) -> None:
         ConfigError: One line, with the key, what was found, and what to do.
     """
     engine, train = config.engine, config.train
-    if engine.schedule not in BACKPROP_SCHEDULES:
+    if not is_pipelined_bp(engine):
         return
     if train.mode not in METHODS or not METHODS[train.mode].is_whole:
         raise ConfigError(
@@ -66,9 +69,10 @@ def check_backprop(config: RunConfig, *, processes: int) -> None:
                 f"{key}: found {found}, which does not go with engine.schedule {engine.schedule} ({instead}); expected "
                 f"{' or '.join(map(str, wanted))}"
             )
-    if engine.micro_batches is not None and engine.micro_batches < processes:
+    if engine.schedule == "1f1b" and engine.micro_batches is not None and engine.micro_batches < processes:
         raise ConfigError(
-            f"engine.micro_batches: found {engine.micro_batches} for {processes} stages; expected at least as many"
+            f"engine.micro_batches: found {engine.micro_batches} for {processes} stages; expected at least as many "
+            "under 1f1b, or engine.schedule gpipe"
         )
 
 
@@ -95,8 +99,10 @@ def open_backprop(
     world: World,
     device: str,
     config: RunConfig,
-    pad_index: int | None,
     settings: dict[str, Any],
+    *,
+    pad_index: int | None,
+    tells: bool,
 ) -> Pipeline:
     """Rank 0's pipeline, which all others serve.
 
@@ -105,8 +111,9 @@ def open_backprop(
         world: The processes.
         device: This rank's.
         config: With every choice made.
-        pad_index: As for :class:`~pipeal.run.backprop_ranks.Leader`.
         settings: As for :class:`pipeal.Pipeline`.
+        pad_index: As for :class:`~pipeal.run.backprop_ranks.Leader`.
+        tells: Whether what is otherwise than in one process is told.
 
     Raises:
         PeerLostError: Another rank is lost.
@@ -115,15 +122,17 @@ def open_backprop(
     from pipeal.run.backprop_ranks import Leader, PipelinedBackprop  # with parts of PyTorch that take long to import
 
     network = _whole(layers)
-    if any(isinstance(part, torch.nn.modules.batchnorm._BatchNorm) for part in network.modules()):
+    if tells and any(isinstance(part, torch.nn.modules.batchnorm._BatchNorm) for part in network.modules()):
         _log.warning(
-            "batch norm takes the statistics of each micro-batch by itself, and learns from all: with it, pipelined "
-            "backpropagation is not that of one process"
+            "batch norm takes the statistics of each micro-batch by itself, with the copies that fill it up: pipelined "
+            "backpropagation is not that of one process here"
         )
     leader = Leader(
         *(network, world, device),
         threads=config.engine.threads,
+        stall_timeout_s=config.engine.stall_timeout_s,
         pad_index=pad_index,
+        longest=getattr(config.data, "max_len", None),
         **_settings(config, settings["trace"]),
     )
     return PipelinedBackprop(leader, **{**settings, "sizes": None, "trace": None})

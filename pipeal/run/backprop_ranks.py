@@ -16,12 +16,14 @@ round.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from queue import SimpleQueue
+from time import monotonic
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -30,7 +32,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from pipeal.core.errors import ConfigError
+from pipeal.core.errors import ConfigError, StallError
 from pipeal.core.options import Precision
 from pipeal.core.rng import random_words
 from pipeal.core.tree import Tree, batch_size, map_tensors, move
@@ -39,9 +41,10 @@ from pipeal.engine.devices import make_current, open_device
 from pipeal.engine.devices.threads import set_intra_op_threads
 from pipeal.engine.distributed.attempt_store import POLL_S
 from pipeal.engine.distributed.channel import BrokenWireError, Wire
-from pipeal.engine.distributed.process_groups import Seat, gpu_group, have_gpus_of_their_own, take_seats
+from pipeal.engine.distributed.process_groups import Groups, Seat, gpu_group, have_gpus_of_their_own, take_seats
 from pipeal.engine.distributed.requests import facts_of_clock, spans_in, times_in
 from pipeal.engine.distributed.world import World
+from pipeal.engine.execution.executors import STOP_S
 from pipeal.engine.schedule import Action
 from pipeal.engine.sizes import layers_of_stages
 from pipeal.engine.state.stateful import release
@@ -51,10 +54,9 @@ from pipeal.methods.layer import LocalLayer
 from pipeal.methods.optimizers import follow_weights
 from pipeal.run.backprop_stage import BackpropStage, Shape, Work
 
-T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
-PER_STAGE = 4
-"""Micro-batches for each stage, unless told: then a pipeline of equal stages is idle a fifth of the time (GPipe)."""
+T = TypeVar("T")
 
 
 class _Rank:
@@ -66,7 +68,7 @@ class _Rank:
         device: This rank's.
         sizes: The blocks of each stage.
         schedule: ``gpipe`` or ``1f1b``.
-        micro_batches: Of a batch; None for :data:`PER_STAGE`.
+        micro_batches: Of a batch.
         precision: Of forwards.
         traced: The batches from whose first one on as many micro-batches are traced.
 
@@ -82,7 +84,7 @@ class _Rank:
         *,
         sizes: Sequence[int],
         schedule: str,
-        micro_batches: int | None,
+        micro_batches: int,
         precision: Precision,
         traced: Window,
     ) -> None:
@@ -90,15 +92,15 @@ class _Rank:
         self.device = open_device(make_current(device))
         self.count = len(sizes)
         self.blocks = layers_of_stages(sizes)
-        numbers = world.wire_numbers(2)
-        self.orders, self.features = (Wire(world.endpoint, number) for number in numbers)
+        self._wires = world.wire_numbers(2)
+        self.orders, self.features = (Wire(world.endpoint, number) for number in self._wires)
         layer.parameters_by_device(sizes)  # refuses what they would share
         own = [layer.row()[block] for block in self.blocks[world.rank]]
         for block in own:
             block.to(self.device.device)
         self.seats = take_seats(world, self.device)
         self._group = _group(world, self.seats)
-        is_last, parts = world.rank == self.count - 1, micro_batches or PER_STAGE * self.count
+        is_last, parts = world.rank == self.count - 1, micro_batches
         self.clock = StageClock(self.device, world.rank, Window(traced.first * parts, traced.count))
         self.stage = BackpropStage(
             own,
@@ -109,7 +111,7 @@ class _Rank:
         )
 
     def report(self) -> dict[str, Any]:
-        """How this rank spent its time since :meth:`begin <pipeal.engine.trace.StageClock.restart>`, and its spans."""
+        """How this rank has spent its time since its clock was started, and its spans."""
         return facts_of_clock(self.clock, self.seats[self.world.rank].clock)
 
     def update(self, sequence: int) -> None:
@@ -131,6 +133,12 @@ class _Rank:
     def leave(self) -> None:
         """Lets go of what connects the stages."""
         dist.destroy_process_group(self._group)
+        self.world.endpoint.close_wires(self._wires)
+
+    def abort(self) -> None:
+        """After a failure: ends what NCCL would wait for until a rank that is gone comes back."""
+        if self.seats[self.world.rank].gpu is not None:
+            Groups(alike_on_gpus=self._group).abort(STOP_S)
 
     @torch.no_grad()
     def load_state_of(self, rank: int, state: Mapping[str, Any]) -> None:
@@ -170,7 +178,11 @@ class Follower(_Rank):
                 while self._do():
                     pass
 
-        _guarded(self.world, lambda: self.world.guarded(follow))
+        try:
+            _guarded(self.world, lambda: self.world.guarded(follow))
+        except BaseException:
+            self.abort()
+            raise
         self.leave()
 
     def _do(self) -> bool:
@@ -178,7 +190,7 @@ class Follower(_Rank):
         facts, stage, tree = order.facts, self.stage, self.orders.body(order)
         if order.kind == "learn":
             work = Work(
-                *(tuple(facts["shape"]), facts["samples"], facts["sequence"], facts["key"]),
+                *(tuple(facts["shape"]), facts["counts"], facts["sequence"], facts["key"]),
                 y=move(tree, self.device.device),
             )
             loss = stage.learn(work)
@@ -209,15 +221,26 @@ class Leader(_Rank):
 
     Args:
         threads: Of operators on a CPU.
+        stall_timeout_s: How long a batch may take.
         pad_index: The token that fills up texts to the next of few lengths; None where inputs are no texts, or all of
             one length.
+        longest: How long texts may be at most; None for any length.
     """
 
-    def __init__(self, *args: Any, threads: int | None, pad_index: int | None, **settings: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        threads: int | None,
+        stall_timeout_s: float,
+        pad_index: int | None,
+        longest: int | None,
+        **settings: Any,
+    ) -> None:
         super().__init__(*args, **settings)
-        self._aside = _Aside(self.world, threads)
+        self._thread = _WorkThread(self.world, threads, stall_timeout_s)
         self._pad_index = pad_index
-        self._known: set[Shape] = set()
+        self._longest = longest
+        self._useful = self._computed = 0
         self._others, self._last = range(1, self.count), self.count - 1
         self._sequence = -1
         self.is_open = True
@@ -226,27 +249,26 @@ class Leader(_Rank):
             for rank in self._others:
                 self.orders.send(rank, "load", {}, self.state_of(rank))
 
-        self._aside(load)
+        self._thread(load)
 
     def learn(self, x: Tree, y: Tree) -> Tensor:
         """The mean loss of a batch, on this rank's device, with all gradients where its blocks are."""
-        samples, key, here = batch_size(x), int(random_words(1, _CPU)), self._on_this_stream()
-        x, shape = self._filled(x, samples)
+        key, here = int(random_words(1, _CPU)), self._on_this_stream()
+        parts, counts, shape = self._micro_batches(x)
         self._sequence += 1
 
         def work() -> Tensor:
             with here():
-                if shape not in self._known:
-                    self._climb([map_tensors(lambda one: one[: shape[0]], x)], shape)
-                    self._known.add(shape)
+                if not self.stage.knows(shape):
+                    self._climb(parts[:1], shape)
+                facts = {"shape": shape, "counts": counts, "sequence": self._sequence, "key": key}
                 for rank in self._others:
-                    facts = {"shape": shape, "samples": samples, "sequence": self._sequence, "key": key}
                     self.orders.send(rank, "learn", facts, move(y, _CPU) if rank == self._last else None)
-                self.stage.learn(Work(shape, samples, self._sequence, key, x))
+                self.stage.learn(Work(shape, counts, self._sequence, key, parts))
             loss: Tensor = self.features.body(self.features.receive([self._last]))
             return loss
 
-        return self._aside(work).to(self.device.device)
+        return self._thread(work).to(self.device.device)
 
     def infer(self, x: Tree) -> Tensor:
         """The network's answer, on this rank's device. A batch climbs in as many parts as there are stages."""
@@ -257,16 +279,16 @@ class Leader(_Rank):
             with here():
                 return torch.cat(self._climb([map_tensors(partial(_part, rows=own), x) for own in rows]))
 
-        return self._aside(work).to(self.device.device)
+        return self._thread(work).to(self.device.device)
 
     def update_all(self, lr_scale: float) -> None:
         """Has all ranks update, at a factor on their learning rates; here it is set already."""
-        self._aside(partial(self._tell, "update", lr_scale=lr_scale, sequence=self._sequence))
+        self._thread(partial(self._tell, "update", lr_scale=lr_scale, sequence=self._sequence))
         self.update(self._sequence)
 
     def begin(self) -> None:
         """Starts all clocks."""
-        self._aside(partial(self._tell, "begin"))
+        self._thread(partial(self._tell, "begin"))
         self.clock.restart()
 
     def reports(self) -> list[dict[str, Any]]:
@@ -274,9 +296,10 @@ class Leader(_Rank):
 
         def work() -> list[dict[str, Any]]:
             self._tell("report")
-            return [dict(self.features.receive([rank]).facts) for rank in self._others]
+            came = [self.features.receive(self._others) for _ in self._others]  # in any order
+            return [dict(one.facts) for one in sorted(came, key=lambda one: one.source)]
 
-        return [self.report(), *self._aside(work)]
+        return [self.report(), *self._thread(work)]
 
     def collect(self) -> None:
         """Brings what the others have learnt into the layer that is here."""
@@ -286,14 +309,17 @@ class Leader(_Rank):
                 self.orders.post(rank, "state", {})
                 self.load_state_of(rank, self.features.body(self.features.receive([rank])))
 
-        self._aside(work)
+        self._thread(work)
 
     def close(self) -> None:
         """Ends the pipeline; the layer that is here has learnt all of it then."""
         self.collect()
         self.is_open = False
-        self._aside(partial(self._tell, "end"))
-        self._aside.close()
+        if self._computed:
+            share = 1 - self._useful / self._computed
+            _log.info(f"micro-batches: {share:.1%} of what was computed filled them up to shapes that are alike")
+        self._thread(partial(self._tell, "end"))
+        self._thread.close()
         self.leave()
 
     def _tell(self, order: str, **facts: Any) -> None:
@@ -302,19 +328,36 @@ class Leader(_Rank):
 
     def _climb(self, parts: Sequence[Tree], shape: Shape | None = None) -> list[Tensor]:
         self._tell("climb", parts=len(parts), shape=shape)
-        for part in parts:
-            self.features.send(1, "features", {}, move(self.stage.climb(part, shape), _CPU))
-        return [self.features.body(self.features.receive([self._last])) for _ in parts]
+        answers: list[Tensor] = []
+        for number, part in enumerate(parts):
+            own = move(self.stage.climb(part, shape), _CPU)
+            if number - len(answers) >= len(self._others):  # so many there is always room for, however large they are
+                answers.append(self._answer())
+            self.features.send(1, "features", {}, own)
+        return answers + [self._answer() for _ in range(len(parts) - len(answers))]
 
-    def _filled(self, x: Tree, samples: int) -> tuple[Tree, Shape]:
-        """A batch filled up with copies of its first sample, and texts with padding, to few shapes of micro-batches."""
-        parts, length = self.stage.micro_batches, 0
-        rows = -(-samples // parts)
+    def _answer(self) -> Tensor:
+        found: Tensor = self.features.body(self.features.receive([self._last]))
+        return found
+
+    def _micro_batches(self, x: Tree) -> tuple[list[Tree], list[int], Shape]:
+        """Those of a batch, filled up with padding and with copies to few shapes; how many samples of each count."""
+        samples, parts, length = batch_size(x), self.stage.micro_batches, 0
+        rows = [part.tolist() for part in torch.arange(samples).tensor_split(parts)]
+        most = len(rows[0])
         if self._pad_index is not None and isinstance(x, Tensor) and x.dim() == 2:
-            rows, length = bound_of(rows), bound_of(x.shape[1])
+            most, length = bound_of(most, steps=4), bound_of(x.shape[1], steps=2)
+            if self._longest is not None:
+                length = max(x.shape[1], min(length, self._longest))
+            self._useful += x.numel()
             x = F.pad(x, (0, length - x.shape[1]), value=self._pad_index)
-        more = rows * parts - samples
-        return map_tensors(lambda one: torch.cat([one, one[:1].expand(more, *one.shape[1:])]), x), (rows, length)
+        else:
+            self._useful += samples
+        self._computed += most * parts * (length or 1)
+        # Empty ones are of copies of the batch's first sample.
+        filled = [own + (own or [0])[:1] * (most - len(own)) for own in rows]
+        found = [map_tensors(partial(_rows_of, rows=own), x) for own in filled]
+        return found, [len(own) for own in rows], (most, length)
 
     def _on_this_stream(self) -> Callable[[], AbstractContextManager[Any]]:
         """What has another thread give its work to the stream of this one."""
@@ -403,9 +446,13 @@ class PipelinedBackprop(Pipeline):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """As :meth:`pipeal.Pipeline.__exit__`."""
-        super().__exit__(kind, error, trace)
-        if error is None:
-            self._leader.close()
+        try:
+            super().__exit__(kind, error, trace)
+            if error is None:
+                self._leader.close()
+        finally:
+            if self._leader.is_open:
+                self._leader.abort()
 
     @property
     def device_names(self) -> list[str]:
@@ -429,16 +476,17 @@ class PipelinedBackprop(Pipeline):
         return losses, [times_in(facts) for facts in reports], splits, overflows
 
 
-class _Aside:
+class _WorkThread:
     """A thread for what may wait for another rank for ever; it is left behind where one is lost.
 
     Args:
         world: The processes.
         threads: Of its operators on a CPU.
+        stall_timeout_s: How long a piece of work may take.
     """
 
-    def __init__(self, world: World, threads: int | None) -> None:
-        self._world = world
+    def __init__(self, world: World, threads: int | None, stall_timeout_s: float) -> None:
+        self._world, self._timeout_s = world, stall_timeout_s
         self._work: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
         threading.Thread(target=self._run, args=[threads], name="pipeal-backprop", daemon=True).start()
 
@@ -447,14 +495,21 @@ class _Aside:
 
         Raises:
             PeerLostError: Another rank is lost.
+            StallError: It takes too long.
             Exception: What ``work`` raised.
         """
+        until = monotonic() + self._timeout_s
         done: Future[T] = Future()
         self._work.put((work, done))
 
         def found() -> T:
             while not wait([done], POLL_S).done:
                 self._world.check()
+                if monotonic() > until:
+                    raise StallError(
+                        f"the stages of backpropagation were not done with a batch within {self._timeout_s:g} s "
+                        "(engine.stall_timeout_s)"
+                    )
             return done.result()
 
         return _guarded(self._world, found)
@@ -486,20 +541,29 @@ def _guarded(world: World, work: Callable[[], T]) -> T:
         raise
 
 
-def bound_of(count: int) -> int:
-    """The least of 1, 2, 3, 4, 6, 8, 12, 16, 24 and so on that is no less.
+def bound_of(count: int, steps: int) -> int:
+    """The least bound that is no less; between a power of two and the next there are so many steps of equal length.
 
     It follows from the batch alone, so that a run that is taken up again divides it as before.
 
-    >>> [bound_of(count) for count in (1, 3, 5, 6, 7, 13, 100)]
+    >>> [bound_of(count, steps=2) for count in (1, 3, 5, 6, 7, 13, 100)]
     [1, 3, 6, 6, 8, 16, 128]
+    >>> [bound_of(count, steps=4) for count in (1, 3, 5, 6, 7, 13, 100)]
+    [1, 3, 5, 6, 7, 14, 112]
     """
-    power = 1 << (count - 1).bit_length()
-    return power * 3 // 4 if 4 * count <= 3 * power else power
+    step = max(1, (1 << (count - 1).bit_length()) // (2 * steps))
+    return -(-count // step) * step
 
 
 def _part(tensor: Tensor, rows: Tensor) -> Tensor:
     return tensor[int(rows[0]) : int(rows[-1]) + 1] if len(rows) else tensor
+
+
+def _rows_of(tensor: Tensor, rows: Sequence[int]) -> Tensor:
+    """Those rows, in the layout that the tensor has."""
+    found = tensor[torch.tensor(rows, device=tensor.device)]
+    is_last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+    return found.contiguous(memory_format=torch.channels_last) if is_last else found.contiguous()
 
 
 def _group(world: World, seats: list[Seat]) -> Any:

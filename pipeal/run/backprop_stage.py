@@ -3,7 +3,7 @@
 ::
 
     micro-batches     all of one shape, as PyTorch's stages want them: what is missing is filled up with copies
-    between stages    one row of numbers each way, where blocks hand on features and a mask of both
+    between stages    one row of numbers each way; where blocks hand on features and a mask, of both
     loss              on the last stage; of each micro-batch a share of the mean over all samples but copies
 
 Shapes are found by a climb: a micro-batch goes through all stages without gradients before the first of its kind is
@@ -36,6 +36,9 @@ from pipeal.engine.trace import StageClock
 
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 """PyTorch's, by the names of :data:`pipeal.core.names.BACKPROP_SCHEDULES`."""
+
+SHAPES = 24
+"""So many shapes of micro-batches keep the buffers that PyTorch's stages receive them in; of more the latest ones."""
 
 Shape: TypeAlias = tuple[int, ...]
 """What tells micro-batches apart that look different: their samples, and how long texts are."""
@@ -99,18 +102,18 @@ class Work:
 
     Attributes:
         shape: Of its micro-batches.
-        samples: Of the batch; its last micro-batches are filled up to their shape.
+        counts: Of the samples of each that count; copies fill it up.
         sequence: The number of the batch in the pipeline's life.
         key: Of what forwards draw.
-        x: What the first stage takes, filled up; nothing on the others.
-        y: The targets of all samples, on the last stage; nothing on the others.
+        x: What the first stage takes, micro-batch by micro-batch; nothing on the others.
+        y: The targets of all samples that count, on the last stage; nothing on the others.
     """
 
     shape: Shape
-    samples: int
+    counts: Sequence[int]
     sequence: int
     key: int
-    x: Tree = None
+    x: Sequence[Tree] = ()
     y: Tree = None
 
 
@@ -173,7 +176,13 @@ class BackpropStage(nn.Module):
         if shape is not None:
             takes, gives = Crossing.of(x), Crossing.of(out)
             self._made[shape] = self._made_for(takes, gives), takes, gives
+            if len(self._made) > SHAPES:
+                del self._made[next(iter(self._made))]
         return out
+
+    def knows(self, shape: Shape) -> bool:
+        """Whether a micro-batch of that shape has climbed, and its buffers are still there; the same on all stages."""
+        return shape in self._made
 
     def learn(self, work: Work) -> Tensor | None:
         """Forward and backward of a batch whose shape has climbed; gradients add up to that of the mean loss.
@@ -184,13 +193,16 @@ class BackpropStage(nn.Module):
         Raises:
             Exception: What a block or the loss raised.
         """
-        schedule, _, _ = self._made[work.shape]
+        made = self._made[work.shape] = self._made.pop(work.shape)  # the latest
+        schedule, takes, _ = made
+        # A row of each, which PyTorch takes apart again.
+        rows = [torch.stack([takes.pack(one) for one in work.x])] if work.x else []
         self._work, self._losses, self._begun = work, [], 0
         target = {"target": torch.zeros(self.micro_batches, device=self._device.device)} if self.is_last else {}
         try:
             # As the engine does: what a backward computes again finds this thread's settings.
             with torch.enable_grad(), torch.autograd.set_multithreading_enabled(False):
-                schedule.step(*tensors(work.x), **target)
+                schedule.step(*rows, **target)
             return torch.stack(self._losses).sum() if self.is_last else None
         except RuntimeError as error:
             if error.__cause__ is None:
@@ -201,13 +213,13 @@ class BackpropStage(nn.Module):
         finally:
             self._work = None
 
-    def forward(self, *given: Tensor) -> Tensor:
+    def forward(self, given: Tensor) -> Tensor:
         """Goes forward with the next micro-batch of the batch at hand."""
         work = self._work
         assert work is not None
         (_, takes, gives), number = self._made[work.shape], self._begun
         self._begun += 1
-        x = takes.unpack(given[0]) if self._number else put_together(takes.form, given)
+        x = takes.unpack(given.reshape(-1))
         out = self._through(x, (work.key, number))
         if self.criterion is None:
             return gives.pack(out)
@@ -229,13 +241,12 @@ class BackpropStage(nn.Module):
 
     def _share(self, criterion: nn.Module, out: Tree, work: Work, number: int) -> Tensor:
         """What a micro-batch adds to the mean loss of its batch."""
-        begin = number * work.shape[0]
-        count = min(max(work.samples - begin, 0), work.shape[0])
+        begin, count = sum(work.counts[:number]), work.counts[number]
         if not count:  # filled up altogether
             return sum((one.float().sum() for one in tensors(out)), torch.zeros((), device=self._device.device)) * 0.0
         y = map_tensors(lambda target: target[begin : begin + count], work.y)
         loss: Tensor = criterion(map_tensors(lambda answer: answer[:count], out), y)
-        return loss * (count / work.samples)
+        return loss * (count / sum(work.counts))
 
     def _through(self, x: Tree, key: tuple[int, ...] | None = None) -> Tree:
         """Through the blocks; what each draws follows from the key and its number, wherever the network is cut."""
@@ -246,14 +257,13 @@ class BackpropStage(nn.Module):
         return x
 
     def _made_for(self, takes: Crossing, gives: Crossing) -> Any:
-        # What the first stage takes is as it is, and of the last one comes a loss.
-        own = zip(takes.shapes, takes.dtypes, strict=True)
-        inputs = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in own]
+        # The first stage's rows come in one tensor, and have no gradient; of the last one comes a loss.
+        given = takes.example() if self._number else takes.example().detach()[None]
         output = torch.empty(1, device="meta", requires_grad=True) if self.is_last else gives.example()
         stage = _Timed(
             self._timed,
             *(self, self._number, self._count, self._device.device),
-            input_args=(takes.example(),) if self._number else tuple(inputs),
+            input_args=(given,),
             output_args=(output,),
             group=self._group,
         )

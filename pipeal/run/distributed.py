@@ -26,7 +26,7 @@ from pipeal.engine.devices.allocator import keep_freed_memory
 from pipeal.engine.distributed.launch import Launch
 from pipeal.engine.distributed.world import World, open_world
 from pipeal.reporting.environment import environment
-from pipeal.run.backprop import check_backprop, is_divided
+from pipeal.run.backprop import check_backprop, is_pipelined_bp
 from pipeal.run.experiment import run_experiment
 from pipeal.run.followers import OWN, Follower, Kind
 from pipeal.run.opening import engine_options, schedule_of
@@ -60,7 +60,7 @@ def carry_out(kind: Kind[Config], config: Config, resume: str, *, retry: bool = 
         raise ConfigError("--retry: found under torchrun, where stages are measured each time; leave it out")
     method = METHODS.get(config.train.mode)  # None for a comparison
     # All in one layer: there are no stages to divide, unless they share its micro-batches.
-    if method is not None and method.is_whole and config.engine.replicas == 1 and not is_divided(config.engine):
+    if method is not None and method.is_whole and config.engine.replicas == 1 and not is_pipelined_bp(config.engine):
         config = replace(config, engine=replace(config.engine, replicas=launch.size))
     facts = {
         # As JSON would give it back.

@@ -17,7 +17,7 @@ from pipeal.engine.distributed.pipeline import Asked, serve
 from pipeal.engine.distributed.world import World
 from pipeal.engine.execution.collector import libraries_left_out
 from pipeal.engine.sizes import layers_of_stages
-from pipeal.run.backprop import is_divided, serve_backprop
+from pipeal.run.backprop import is_pipelined_bp, serve_backprop
 from pipeal.run.build import Experiment, Models
 from pipeal.run.opening import made_ready, settings_of
 from pipeal.run.stopping import StopRequest
@@ -102,7 +102,7 @@ class Follower(Generic[Config]):
         keep = RankFiles(CHECKPOINTS.at(folder), order["attempt"], order["pipeline"]) if sees else None
         device = rank_device(self.world, config.engine, self.device)
         traced = None if order["traced"] is None else Window(*order["traced"])
-        if is_divided(config.engine):
+        if is_pipelined_bp(config.engine):
             network = list(self._models.under(config).layers(config.train.mode, seed))
             with libraries_left_out():
                 serve_backprop(network, self.world, device, config, traced)

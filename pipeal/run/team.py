@@ -31,7 +31,7 @@ from pipeal.engine.runner.precision import check_precision
 from pipeal.engine.sizes import check_sizes, layers_of_stages
 from pipeal.methods.bp_parts import bp_parts
 from pipeal.planning.planner import TRIAL_BATCHES, balance_one_by_one
-from pipeal.run.backprop import check_transport, is_divided, open_backprop
+from pipeal.run.backprop import PER_STAGE, check_backprop, check_transport, is_pipelined_bp, open_backprop
 from pipeal.run.build import Experiment
 from pipeal.run.choices import sample_batches
 from pipeal.run.opening import as_it_runs, engine_options, settings_of
@@ -104,13 +104,15 @@ class Team(Site):
                 f"train.on_non_finite: found {config.train.on_non_finite}, which one process can do; expected raise or "
                 "skip over processes"
             )
-        over_ranks = is_divided(engine)
+        over_ranks = is_pipelined_bp(engine)
         described = list(experiment.layers(form, config.train.seed, here=()))
         layers = blocks_of(described[0]) if over_ranks else len(described)
         mesh.check_layers(layers)
         device = rank_device(self.world, engine, self.device)
         if over_ranks:
+            check_backprop(config, processes=self.world.size)  # once more: a setting that is tried may not go with it
             check_transport(engine, device)
+            engine = replace(engine, micro_batches=engine.micro_batches or PER_STAGE * mesh.stages)
         check_compile(engine.compile, [parse_device(device)])
         threads = engine.threads or self._threads
         precision = self._precision if config.train.precision == "auto" else config.train.precision
@@ -133,8 +135,9 @@ class Team(Site):
                     device=device,
                 )
         engine = as_it_runs(engine, form)
+        parts = f", in {engine.micro_batches} micro-batches" if over_ranks else ""
         replicas = f", in {mesh.replicas} replicas" if mesh.replicas > 1 else ""
-        how = f"{'blocks' if over_ranks else 'layers'} {sizes}{replicas}, {engine.schedule}, {precision}"
+        how = f"{'blocks' if over_ranks else 'layers'} {sizes}{replicas}, {engine.schedule}{parts}, {precision}"
         _log.info(f"{METHODS[form].label} on {mesh.size} processes: {how}")
         return replace(
             config,
@@ -154,7 +157,7 @@ class Team(Site):
 
     def here(self, config: RunConfig) -> Container[int]:
         """Those of the first stage; all of a layer whose blocks lie on several ranks."""
-        return layers_of_stages((1,) if is_divided(config.engine) else config.engine.sizes or ())[0]
+        return layers_of_stages((1,) if is_pipelined_bp(config.engine) else config.engine.sizes or ())[0]
 
     def open_pipeline(
         self,
@@ -188,8 +191,9 @@ class Team(Site):
         blind = [rank for rank, sees in enumerate(seen) if not sees]
         device = rank_device(self.world, config.engine, self.device)
         settings = settings_of(config, seed, first_batch, traced, dump_folder)
-        if is_divided(config.engine):
-            return open_backprop(model, self.world, device, config, self._pad_index, settings)
+        if is_pipelined_bp(config.engine):
+            tells, pads = self._opened == 1, self._pad_index
+            return open_backprop(model, self.world, device, config, settings, pad_index=pads, tells=tells)
         if self._opened == 1 and blind:
             _log.warning(
                 f"{dump_folder.resolve()} is not seen by rank{'s' if len(blind) > 1 else ''} "

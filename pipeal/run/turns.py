@@ -26,7 +26,7 @@ from pipeal.reporting.exits import draw_exits
 from pipeal.reporting.progress import Progress
 from pipeal.reporting.recorders import Recorder, write_json
 from pipeal.reporting.timeline import draw_timeline
-from pipeal.run.backprop import is_divided
+from pipeal.run.backprop import is_pipelined_bp
 from pipeal.run.forms import Run
 from pipeal.run.opening import course_of, new_layers, seed_of, window_of
 from pipeal.run.outcome import Outcome
@@ -236,7 +236,7 @@ class Turns:
             return False
         self.outcome.spans = spans
         title = f"{config.dataset} {config.model.name} {METHODS[config.train.mode].label}, {config.engine.schedule}"
-        numbers = "micro-batches" if is_divided(config.engine) else "batches"
+        numbers = "micro-batches" if is_pipelined_bp(config.engine) else "batches"
         timeline, trace = (picture.at(self.outcome.folder) for picture in TRACED)
         written = (
             attempts.make(

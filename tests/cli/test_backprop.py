@@ -26,7 +26,7 @@ from pipeal.run.backprop import check_backprop, check_transport
         (["engine.recompute=blocks"], 2, r"engine.recompute: found blocks, "),
         (["engine.compile=static"], 2, r"engine.compile: found static, "),
         (["train.precision=fp16"], 2, r"train.precision: found fp16, .*expected auto or bf16 or fp32$"),
-        (["engine.micro_batches=3"], 4, r"engine.micro_batches: found 3 for 4 stages; expected at least as many"),
+        (["engine.schedule=1f1b", "engine.micro_batches=3"], 4, r"found 3 for 4 stages; .*or engine.schedule gpipe$"),
     ],
     ids=str,
 )  # fmt: skip

@@ -151,6 +151,13 @@ BP = "train.mode is bp"
         (["--schedule=sequential", "--devices=cpu"], []),
         (["--schedule=gpipe", "--mode=bp", "--set=engine.micro_batches=8"], []),
         (
+            ["--schedule=gpipe", "--mode=bp", "--set=engine.queue_depth=8"],
+            [
+                "engine.queue_depth 8: without effect, since engine.schedule is gpipe",
+                f"engine.queue_depth 8: without effect, since {BP}",
+            ],
+        ),
+        (
             ["--schedule=al-fm", "--set=engine.micro_batches=8"],
             ["engine.micro_batches 8: without effect, since engine.schedule is al-fm"],
         ),
