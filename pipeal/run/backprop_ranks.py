@@ -268,7 +268,10 @@ class Leader(_Rank):
             loss: Tensor = self.features.body(self.features.receive([self._last]))
             return loss
 
-        return self._thread(work).to(self.device.device)
+        loss = self._thread(work)
+        if not loss.isfinite():
+            self.collect()  # what is then said of the weights is said of those that others have learnt, too
+        return loss.to(self.device.device)
 
     def infer(self, x: Tree) -> Tensor:
         """The network's answer, on this rank's device. A batch climbs in as many parts as there are stages."""

@@ -107,7 +107,7 @@ class Team(Site):
         over_ranks = is_pipelined_bp(engine)
         described = list(experiment.layers(form, config.train.seed, here=()))
         layers = blocks_of(described[0]) if over_ranks else len(described)
-        mesh.check_layers(layers)
+        mesh.check_layers(layers, "block" if over_ranks else "layer")
         device = rank_device(self.world, engine, self.device)
         if over_ranks:
             check_backprop(config, processes=self.world.size)  # once more: a setting that is tried may not go with it

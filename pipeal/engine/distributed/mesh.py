@@ -84,8 +84,8 @@ class Mesh:
         of_replica = f" of replica {self.replica_of(rank)}" if self.replicas > 1 else ""
         return f"rank {rank} (stage {self.stage_of(rank)}{of_replica})"
 
-    def check_layers(self, layers: int) -> None:
-        """Refuses more stages than there are layers.
+    def check_layers(self, layers: int, unit: str = "layer") -> None:
+        """Refuses more stages than there are layers, or other units that are divided among them.
 
         Raises:
             PlacementError: There are.
@@ -94,5 +94,5 @@ class Mesh:
             per = f" in {self.replicas} replicas" if self.replicas > 1 else ""
             raise PlacementError(
                 f"{self.size} ranks{per} make {self.stages} stages, but the model has {layers} "
-                f"layer{'s' if layers > 1 else ''}; expected at most {layers * self.replicas}"
+                f"{unit}{'s' if layers > 1 else ''}; expected at most {layers * self.replicas}"
             )
