@@ -180,7 +180,8 @@ class Turns:
         if policy == "skip":
             return Decision(False, "")  # what was learnt is broken, as the error says
         if policy == "raise":
-            where = ", in one process" if isinstance(pipe, DistributedPipeline) else ""
+            over_ranks = isinstance(pipe, DistributedPipeline) or is_pipelined_bp(self.outcome.config.engine)
+            where = ", in one process" if over_ranks else ""
             return Decision(
                 False,
                 f"or leave such batches out{where}: --resume {self.run.folder.path} "
