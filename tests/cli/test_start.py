@@ -9,8 +9,9 @@ from typing import get_args
 
 import pytest
 
-from pipeal.core.names import LANGUAGE, TEXT, VISION, ScheduleName
+from pipeal.core.names import BACKPROP_SCHEDULES, LANGUAGE, LAYER_SCHEDULES, TEXT, VISION, ScheduleName
 from pipeal.engine import SCHEDULES
+from pipeal.run import backprop_stage
 
 RUN = """
 import sys
@@ -83,6 +84,8 @@ def test_the_package_loads_pytorch_when_a_name_needs_it() -> None:
 
 
 def test_names_known_without_their_code_are_those_of_the_code() -> None:
-    assert get_args(ScheduleName) == tuple(SCHEDULES)
+    assert get_args(ScheduleName) == (*SCHEDULES, *backprop_stage.SCHEDULES)
+    assert tuple(SCHEDULES) == LAYER_SCHEDULES
+    assert tuple(backprop_stage.SCHEDULES) == BACKPROP_SCHEDULES
     for names in (TEXT, VISION, LANGUAGE):
         assert all(callable(resolve_name(home).network) for home in names.models.values())
