@@ -99,7 +99,7 @@ def test_stages_are_balanced_by_what_layers_cost_in_the_run(monkeypatch: pytest.
     monkeypatch.setattr(team, "balance_one_by_one", balanced)
     monkeypatch.setattr(team, "sample_batches", lambda *_: [])
     monkeypatch.setattr(team, "stage_devices", lambda *_: ["cpu", "cpu"])
-    mesh = SimpleNamespace(stages=2, replicas=1, size=2, check_layers=lambda _: None, stage_of=lambda rank: rank)
+    mesh = SimpleNamespace(stages=2, replicas=1, size=2, check_layers=lambda *_: None, stage_of=lambda rank: rank)
     world: Any = SimpleNamespace(mesh=mesh, rank=0)
     experiment: Any = SimpleNamespace(
         config=load_config(TextConfig, None, overrides=["engine.matmul=medium", "train.mode=al"], values={}),
@@ -115,7 +115,7 @@ def test_all_ranks_have_what_is_fast_on_all(monkeypatch: pytest.MonkeyPatch, oth
     """Rank 0 decided by its own device, for GPUs of older machines too."""
     monkeypatch.setattr(team, "fastest_precision", lambda _: "bf16")
     monkeypatch.setattr(team, "sample_batches", lambda *_: [])
-    mesh = SimpleNamespace(stages=2, replicas=1, size=2, check_layers=lambda _: None, stage_of=lambda rank: rank)
+    mesh = SimpleNamespace(stages=2, replicas=1, size=2, check_layers=lambda *_: None, stage_of=lambda rank: rank)
 
     def gather(own: dict[str, Any]) -> list[dict[str, Any]]:
         return [own, {"threads": 1, "precision": others, "facts": None}]
