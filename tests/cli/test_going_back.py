@@ -37,9 +37,11 @@ def made(
     written: bool = True,
     policy: str = "stop-and-rewind",
     compile: str = "none",
+    schedule: str = "pipelined",
 ) -> Turns:
     """The turns of a form, from a position on, whose checkpoints are written, or are not in time."""
-    train, engine = SimpleNamespace(on_non_finite=policy, accumulate=1), SimpleNamespace(compile=compile)
+    train = SimpleNamespace(on_non_finite=policy, accumulate=1)
+    engine = SimpleNamespace(compile=compile, schedule=schedule)
     run: Any = SimpleNamespace(folder=folder or Folder(), attempts=Attempts())
     outcome: Any = SimpleNamespace(config=SimpleNamespace(train=train, engine=engine), position=where)
     store: Any = SimpleNamespace(folder="checkpoints", newest=lambda _: None)
@@ -140,9 +142,16 @@ def test_nothing_goes_back_under_a_stage_that_may_still_learn() -> None:
         assert bool(where.totals.left_out) is not left_behind
 
 
-@pytest.mark.parametrize(("policy", "why"), [("raise", "or leave such batches out: --resume runs/x"), ("skip", "")])
-def test_what_else_there_is_to_do_depends_on_what_was_asked_for(policy: str, why: str) -> None:
-    turns = made(Position(batches=30), policy=policy)
+@pytest.mark.parametrize(
+    ("policy", "schedule", "why"),
+    [
+        ("raise", "pipelined", "or leave such batches out: --resume runs/x"),
+        ("raise", "gpipe", "or leave such batches out, in one process: --resume runs/x"),
+        ("skip", "pipelined", ""),
+    ],
+)
+def test_what_else_there_is_to_do_depends_on_what_was_asked_for(policy: str, schedule: str, why: str) -> None:
+    turns = made(Position(batches=30), policy=policy, schedule=schedule)
     pipe: Any = SimpleNamespace(left_behind=False)
     decision = turns._decide(broken(), Rewinds(), pipe)
     assert not decision.goes_back
