@@ -119,7 +119,8 @@ def open_backprop(
         PeerLostError: Another rank is lost.
         ConfigError: The network cannot be cut so, or ranks share a GPU.
     """
-    from pipeal.run.backprop_ranks import Leader, PipelinedBackprop  # with parts of PyTorch that take long to import
+    from pipeal.run.backprop_pipeline import PipelinedBackprop  # with parts of PyTorch that take long to import
+    from pipeal.run.backprop_ranks import Leader
 
     network = _whole(layers)
     if tells and any(isinstance(part, torch.nn.modules.batchnorm._BatchNorm) for part in network.modules()):

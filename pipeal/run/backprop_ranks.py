@@ -17,42 +17,35 @@ round.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, wait
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from queue import SimpleQueue
-from time import monotonic
-from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn import functional as F
 
-from pipeal.core.errors import ConfigError, StallError
+from pipeal.core.errors import ConfigError
 from pipeal.core.options import Precision
 from pipeal.core.rng import random_words
-from pipeal.core.tree import Tree, batch_size, map_tensors, move
-from pipeal.engine import Pipeline
+from pipeal.core.tree import Tree, batch_size, move
 from pipeal.engine.devices import make_current, open_device
 from pipeal.engine.devices.threads import set_intra_op_threads
-from pipeal.engine.distributed.attempt_store import POLL_S
-from pipeal.engine.distributed.channel import BrokenWireError, Wire
+from pipeal.engine.distributed.channel import Wire
 from pipeal.engine.distributed.process_groups import Groups, Seat, gpu_group, have_gpus_of_their_own, take_seats
-from pipeal.engine.distributed.requests import facts_of_clock, spans_in, times_in
+from pipeal.engine.distributed.requests import facts_of_clock
 from pipeal.engine.distributed.world import World
 from pipeal.engine.execution.executors import STOP_S
+from pipeal.engine.runner.parts import cut
 from pipeal.engine.schedule import Action
 from pipeal.engine.sizes import layers_of_stages
 from pipeal.engine.state.stateful import release
-from pipeal.engine.trace import Span, StageClock, StageTimes, Window
+from pipeal.engine.trace import StageClock, Window
 from pipeal.methods.bp import BP
-from pipeal.methods.layer import LocalLayer
 from pipeal.methods.optimizers import follow_weights
-from pipeal.run.backprop_stage import BackpropStage, Shape, Work
+from pipeal.run.backprop_stage import BackpropStage, Work
+from pipeal.run.micro_batches import MicroBatches, Shape, shared_out
+from pipeal.run.work_thread import WorkThread, naming_lost
 
 _log = logging.getLogger(__name__)
 
@@ -142,13 +135,12 @@ class _Rank:
 
     @torch.no_grad()
     def load_state_of(self, rank: int, state: Mapping[str, Any]) -> None:
-        """Puts it back into the layer that is here."""
+        """Puts it back into the layer that is here; the optimizer's states have yet to follow the weights."""
         named = self._named(rank)
         for name, value in state["weights"].items():
             named[name].copy_(value)
         for name, values in state["optimizer"].items():
             self.layer.opt.state[named[name]] = values
-        follow_weights((self.layer.opt,))
 
     def _named(self, rank: int) -> dict[str, Tensor]:
         begins = tuple(f"model.{block}." for block in self.blocks[rank]) + (("cri.",) if rank == self.count - 1 else ())
@@ -179,7 +171,7 @@ class Follower(_Rank):
                     pass
 
         try:
-            _guarded(self.world, lambda: self.world.guarded(follow))
+            naming_lost(self.world, lambda: self.world.guarded(follow))
         except BaseException:
             self.abort()
             raise
@@ -211,6 +203,7 @@ class Follower(_Rank):
             self.features.send(0, "report", self.report())
         elif order.kind == "load":
             self.load_state_of(self.world.rank, tree)
+            follow_weights((self.layer.opt,))
         elif order.kind == "state":
             self.features.send(0, "state", {}, self.state_of(self.world.rank))
         return order.kind != "end"
@@ -222,9 +215,8 @@ class Leader(_Rank):
     Args:
         threads: Of operators on a CPU.
         stall_timeout_s: How long a batch may take.
-        pad_index: The token that fills up texts to the next of few lengths; None where inputs are no texts, or all of
-            one length.
-        longest: How long texts may be at most; None for any length.
+        pad_index: As for :class:`~pipeal.run.micro_batches.MicroBatches`, as is ``longest``.
+        longest: Likewise.
     """
 
     def __init__(
@@ -237,10 +229,8 @@ class Leader(_Rank):
         **settings: Any,
     ) -> None:
         super().__init__(*args, **settings)
-        self._thread = _WorkThread(self.world, threads, stall_timeout_s)
-        self._pad_index = pad_index
-        self._longest = longest
-        self._useful = self._computed = 0
+        self._thread = WorkThread(self.world, threads, stall_timeout_s)
+        self._micro_batches = MicroBatches(self.stage.micro_batches, pad_index, longest)
         self._others, self._last = range(1, self.count), self.count - 1
         self._sequence = -1
         self.is_open = True
@@ -253,36 +243,29 @@ class Leader(_Rank):
 
     def learn(self, x: Tree, y: Tree) -> Tensor:
         """The mean loss of a batch, on this rank's device, with all gradients where its blocks are."""
-        key, here = int(random_words(1, _CPU)), self._on_this_stream()
-        parts, counts, shape = self._micro_batches(x)
+        key = int(random_words(1, _CPU))
+        parts, counts, shape = self._micro_batches.of(x)
         self._sequence += 1
 
         def work() -> Tensor:
-            with here():
-                if not self.stage.knows(shape):
-                    self._climb(parts[:1], shape)
-                facts = {"shape": shape, "counts": counts, "sequence": self._sequence, "key": key}
-                for rank in self._others:
-                    self.orders.send(rank, "learn", facts, move(y, _CPU) if rank == self._last else None)
-                self.stage.learn(Work(shape, counts, self._sequence, key, parts))
-            loss: Tensor = self.features.body(self.features.receive([self._last]))
-            return loss
+            if not self.stage.knows(shape):
+                self._climb(parts[:1], shape)
+            facts = {"shape": shape, "counts": counts, "sequence": self._sequence, "key": key}
+            for rank in self._others:
+                self.orders.send(rank, "learn", facts, move(y, _CPU) if rank == self._last else None)
+            self.stage.learn(Work(shape, counts, self._sequence, key, parts))
+            return self._answer()
 
-        loss = self._thread(work)
+        loss = self._on_this_stream(work)
         if not loss.isfinite():
             self.collect()  # what is then said of the weights is said of those that others have learnt, too
         return loss.to(self.device.device)
 
     def infer(self, x: Tree) -> Tensor:
         """The network's answer, on this rank's device. A batch climbs in as many parts as there are stages."""
-        samples, here = batch_size(x), self._on_this_stream()
-        rows = torch.arange(samples).tensor_split(min(self.count, max(1, samples)))
-
-        def work() -> Tensor:
-            with here():
-                return torch.cat(self._climb([map_tensors(partial(_part, rows=own), x) for own in rows]))
-
-        return self._thread(work).to(self.device.device)
+        samples = batch_size(x)
+        parts = [cut(x, rows) for rows in shared_out(samples, min(self.count, max(1, samples)))]
+        return self._on_this_stream(lambda: torch.cat(self._climb(parts))).to(self.device.device)
 
     def update_all(self, lr_scale: float) -> None:
         """Has all ranks update, at a factor on their learning rates; here it is set already."""
@@ -311,6 +294,7 @@ class Leader(_Rank):
             for rank in self._others:
                 self.orders.post(rank, "state", {})
                 self.load_state_of(rank, self.features.body(self.features.receive([rank])))
+            follow_weights((self.layer.opt,))
 
         self._thread(work)
 
@@ -318,8 +302,8 @@ class Leader(_Rank):
         """Ends the pipeline; the layer that is here has learnt all of it then."""
         self.collect()
         self.is_open = False
-        if self._computed:
-            share = 1 - self._useful / self._computed
+        if self._sequence >= 0:
+            share = self._micro_batches.filling
             _log.info(f"micro-batches: {share:.1%} of what was computed filled them up to shapes that are alike")
         self._thread(partial(self._tell, "end"))
         self._thread.close()
@@ -343,230 +327,17 @@ class Leader(_Rank):
         found: Tensor = self.features.body(self.features.receive([self._last]))
         return found
 
-    def _micro_batches(self, x: Tree) -> tuple[list[Tree], list[int], Shape]:
-        """Those of a batch, filled up with padding and with copies to few shapes; how many samples of each count."""
-        samples, parts, length = batch_size(x), self.stage.micro_batches, 0
-        rows = [part.tolist() for part in torch.arange(samples).tensor_split(parts)]
-        most = len(rows[0])
-        if self._pad_index is not None and isinstance(x, Tensor) and x.dim() == 2:
-            most, length = bound_of(most, steps=4), bound_of(x.shape[1], steps=2)
-            if self._longest is not None:
-                length = max(x.shape[1], min(length, self._longest))
-            self._useful += x.numel()
-            x = F.pad(x, (0, length - x.shape[1]), value=self._pad_index)
-        else:
-            self._useful += samples
-        self._computed += most * parts * (length or 1)
-        # Empty ones are of copies of the batch's first sample.
-        filled = [own + (own or [0])[:1] * (most - len(own)) for own in rows]
-        found = [map_tensors(partial(_rows_of, rows=own), x) for own in filled]
-        return found, [len(own) for own in rows], (most, length)
+    def _on_this_stream(self, work: Callable[[], T]) -> T:
+        """Has the other thread do what it gives to a GPU on the stream of this one."""
+        if self.device.device.type != "cuda":
+            return self._thread(work)
+        stream = torch.cuda.current_stream(self.device.device)
 
-    def _on_this_stream(self) -> Callable[[], AbstractContextManager[Any]]:
-        """What has another thread give its work to the stream of this one."""
-        device = self.device.device
-        if device.type != "cuda":
-            return nullcontext
-        stream = torch.cuda.current_stream(device)
-        return lambda: torch.cuda.stream(stream)
+        def on_stream() -> T:
+            with torch.cuda.stream(stream):
+                return work()
 
-
-class RowOverRanks(BP):
-    """A network in BP form as rank 0 has it in its pipeline, while a :class:`Leader` trains it on all ranks.
-
-    Args:
-        leader: Has the network.
-    """
-
-    draws_from_default = False
-
-    def __init__(self, leader: Leader) -> None:
-        LocalLayer.__init__(self)  # with the optimizer that is there, and what it has learnt
-        self.model, self.cri, self.opt = leader.layer.model, leader.layer.cri, leader.layer.opt
-        self._places = ()
-        self._leader: Any = leader
-        self._lr_scale = 1.0
-
-    def forward(self, x: Tree, y: Tree) -> tuple[Tree, Tree]:
-        """Forward and backward on all ranks."""
-        self.keep(self._leader.learn(x, y))
-        return x, y
-
-    def backward(self) -> None:
-        """Was done, micro-batch by micro-batch."""
-        self._taken_graph()
-
-    def scale_lr(self, factor: float) -> None:
-        """See :meth:`LocalLayer.scale_lr`."""
-        self._lr_scale = factor
-        super().scale_lr(factor)
-
-    def update(self) -> None:
-        """On all ranks."""
-        self._leader.update_all(self._lr_scale)
-
-    def scale_losses(self, wanted: bool = True) -> None:
-        """Losses of this are not scaled.
-
-        Raises:
-            ConfigError: They are to be.
-        """
-        if wanted:
-            raise ConfigError("precision is fp16, whose scaled losses no stages of backpropagation share; use 'bf16'")
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """That of the whole network, as all ranks have learnt it."""
-        if self._leader.is_open:
-            self._leader.collect()
-        return super().state_dict(*args, **kwargs)
-
-    def _climb(self, x: Tree) -> Tree:
-        return self._leader.infer(x)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RowOverRanks:
-        """Other ranks' blocks stay on the CPU: they are for what is collected."""
-        for block in self._leader.blocks[0]:
-            self.row()[block]._apply(fn, recurse)
-        follow_weights(self.optimizers())
-        return self
-
-
-class PipelinedBackprop(Pipeline):
-    """Rank 0's pipeline; it ends the others' work with its own.
-
-    Args:
-        leader: Has the network.
-        settings: As for :class:`pipeal.Pipeline`.
-    """
-
-    def __init__(self, leader: Leader, **settings: Any) -> None:
-        self._leader = leader
-        self._spans: list[Span] = []
-        super().__init__([RowOverRanks(leader)], [str(leader.device.device)], **settings)
-        self.sizes = [len(blocks) for blocks in leader.blocks]
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """As :meth:`pipeal.Pipeline.__exit__`."""
-        try:
-            super().__exit__(kind, error, trace)
-            if error is None:
-                self._leader.close()
-        finally:
-            if self._leader.is_open:
-                self._leader.abort()
-
-    @property
-    def device_names(self) -> list[str]:
-        """See :attr:`pipeal.Pipeline.device_names`."""
-        return [
-            f"{seat.device} of rank {rank}" if rank else seat.device for rank, seat in enumerate(self._leader.seats)
-        ]
-
-    def spans(self) -> list[Span]:
-        """Those of micro-batches, numbered through all batches, as of the last report."""
-        return sorted(self._spans, key=lambda span: span.begin)
-
-    def _restart_clocks(self) -> None:
-        super()._restart_clocks()
-        self._leader.begin()
-
-    def _collect(self) -> tuple[dict[int, Tensor], list[StageTimes], list[int], list[int]]:
-        losses, _, splits, overflows = super()._collect()
-        reports = self._leader.reports()
-        self._spans = [span for rank, facts in enumerate(reports) for span in spans_in(facts, rank)]
-        return losses, [times_in(facts) for facts in reports], splits, overflows
-
-
-class _WorkThread:
-    """A thread for what may wait for another rank for ever; it is left behind where one is lost.
-
-    Args:
-        world: The processes.
-        threads: Of its operators on a CPU.
-        stall_timeout_s: How long a piece of work may take.
-    """
-
-    def __init__(self, world: World, threads: int | None, stall_timeout_s: float) -> None:
-        self._world, self._timeout_s = world, stall_timeout_s
-        self._work: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
-        threading.Thread(target=self._run, args=[threads], name="pipeal-backprop", daemon=True).start()
-
-    def __call__(self, work: Callable[[], T]) -> T:
-        """Has it done.
-
-        Raises:
-            PeerLostError: Another rank is lost.
-            StallError: It takes too long.
-            Exception: What ``work`` raised.
-        """
-        until = monotonic() + self._timeout_s
-        done: Future[T] = Future()
-        self._work.put((work, done))
-
-        def found() -> T:
-            while not wait([done], POLL_S).done:
-                self._world.check()
-                if monotonic() > until:
-                    raise StallError(
-                        f"the stages of backpropagation were not done with a batch within {self._timeout_s:g} s "
-                        "(engine.stall_timeout_s)"
-                    )
-            return done.result()
-
-        return _guarded(self._world, found)
-
-    def close(self) -> None:
-        """Ends the thread."""
-        self._work.put(None)
-
-    def _run(self, threads: int | None) -> None:
-        set_intra_op_threads(threads)
-        while (found := self._work.get()) is not None:
-            work, done = found
-            try:
-                done.set_result(work())
-            except BaseException as error:  # noqa: BLE001  raised where it was asked for
-                done.set_exception(error)
-
-
-def _guarded(world: World, work: Callable[[], T]) -> T:
-    """Says which rank is lost where a connection to it has broken."""
-    try:
-        return work()
-    except BrokenWireError as error:
-        raise world.peer_lost(error.peer, error) from error
-    except RuntimeError as error:
-        # Gloo has no class of its own for it.
-        if "gloo" in str(error).lower() or isinstance(error, getattr(dist, "DistError", ())):
-            raise world.peer_lost(None, error) from error
-        raise
-
-
-def bound_of(count: int, steps: int) -> int:
-    """The least bound that is no less; between a power of two and the next there are so many steps of equal length.
-
-    It follows from the batch alone, so that a run that is taken up again divides it as before.
-
-    >>> [bound_of(count, steps=2) for count in (1, 3, 5, 6, 7, 13, 100)]
-    [1, 3, 6, 6, 8, 16, 128]
-    >>> [bound_of(count, steps=4) for count in (1, 3, 5, 6, 7, 13, 100)]
-    [1, 3, 5, 6, 7, 14, 112]
-    """
-    step = max(1, (1 << (count - 1).bit_length()) // (2 * steps))
-    return -(-count // step) * step
-
-
-def _part(tensor: Tensor, rows: Tensor) -> Tensor:
-    return tensor[int(rows[0]) : int(rows[-1]) + 1] if len(rows) else tensor
-
-
-def _rows_of(tensor: Tensor, rows: Sequence[int]) -> Tensor:
-    """Those rows, in the layout that the tensor has."""
-    found = tensor[torch.tensor(rows, device=tensor.device)]
-    is_last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
-    return found.contiguous(memory_format=torch.channels_last) if is_last else found.contiguous()
+        return self._thread(on_stream)
 
 
 def _group(world: World, seats: list[Seat]) -> Any:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,21 +27,20 @@ from pipeal.core.errors import add_note
 from pipeal.core.modules import in_mode
 from pipeal.core.options import Precision
 from pipeal.core.rng import keyed, may_draw
-from pipeal.core.tree import Tree, map_tensors, tensors
+from pipeal.core.tree import Tree, tensors
 from pipeal.core.tree_codec import Form, put_together, taken_apart
 from pipeal.engine.devices import Device
+from pipeal.engine.runner.parts import cut
 from pipeal.engine.runner.precision import autocast
 from pipeal.engine.schedule import Action
 from pipeal.engine.trace import StageClock
+from pipeal.run.micro_batches import Shape
 
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 """PyTorch's, by the names of :data:`pipeal.core.names.BACKPROP_SCHEDULES`."""
 
 SHAPES = 24
 """So many shapes of micro-batches keep the buffers that PyTorch's stages receive them in; of more the latest ones."""
-
-Shape: TypeAlias = tuple[int, ...]
-"""What tells micro-batches apart that look different: their samples, and how long texts are."""
 
 
 @dataclass(frozen=True)
@@ -244,8 +243,7 @@ class BackpropStage(nn.Module):
         begin, count = sum(work.counts[:number]), work.counts[number]
         if not count:  # filled up altogether
             return sum((one.float().sum() for one in tensors(out)), torch.zeros((), device=self._device.device)) * 0.0
-        y = map_tensors(lambda target: target[begin : begin + count], work.y)
-        loss: Tensor = criterion(map_tensors(lambda answer: answer[:count], out), y)
+        loss: Tensor = criterion(cut(out, range(count)), cut(work.y, range(begin, begin + count)))
         return loss * (count / sum(work.counts))
 
     def _through(self, x: Tree, key: tuple[int, ...] | None = None) -> Tree:

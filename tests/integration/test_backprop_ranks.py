@@ -108,7 +108,8 @@ def scale(batch: int) -> float:
 
 def opened(world: World, name: str, schedule: str, state: Any = None, device: str = "cpu") -> Any:
     """Rank 0's pipeline, which goes on with a state; on another rank serves it."""
-    from pipeal.run.backprop_ranks import Follower, Leader, PipelinedBackprop
+    from pipeal.run.backprop_pipeline import PipelinedBackprop
+    from pipeal.run.backprop_ranks import Follower, Leader
 
     settings: dict[str, Any] = {"sizes": SIZES[name], "schedule": schedule, "micro_batches": 12, "precision": "fp32"}
     traced = Window(1, 24)

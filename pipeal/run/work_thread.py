@@ -1,0 +1,85 @@
+"""A thread for what waits for other ranks, and what is said where one is lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from queue import SimpleQueue
+from time import monotonic
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from pipeal.core.errors import StallError
+from pipeal.engine.devices.threads import set_intra_op_threads
+from pipeal.engine.distributed.attempt_store import POLL_S
+from pipeal.engine.distributed.channel import BrokenWireError
+from pipeal.engine.distributed.world import World
+
+T = TypeVar("T")
+
+
+class WorkThread:
+    """A thread for what may wait for another rank for ever; it is left behind where one is lost.
+
+    Args:
+        world: The processes.
+        threads: Of its operators on a CPU.
+        stall_timeout_s: How long a piece of work may take.
+    """
+
+    def __init__(self, world: World, threads: int | None, stall_timeout_s: float) -> None:
+        self._world, self._timeout_s = world, stall_timeout_s
+        self._work: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
+        threading.Thread(target=self._run, args=[threads], name="pipeal-backprop", daemon=True).start()
+
+    def __call__(self, work: Callable[[], T]) -> T:
+        """Has it done.
+
+        Raises:
+            PeerLostError: Another rank is lost.
+            StallError: It takes too long.
+            Exception: What ``work`` raised.
+        """
+        until = monotonic() + self._timeout_s
+        done: Future[T] = Future()
+        self._work.put((work, done))
+
+        def found() -> T:
+            while not wait([done], POLL_S).done:
+                self._world.check()
+                if monotonic() > until:
+                    raise StallError(
+                        f"the stages of backpropagation were not done with a batch within {self._timeout_s:g} s "
+                        "(engine.stall_timeout_s)"
+                    )
+            return done.result()
+
+        return naming_lost(self._world, found)
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._work.put(None)
+
+    def _run(self, threads: int | None) -> None:
+        set_intra_op_threads(threads)
+        while (found := self._work.get()) is not None:
+            work, done = found
+            try:
+                done.set_result(work())
+            except BaseException as error:  # noqa: BLE001  raised where it was asked for
+                done.set_exception(error)
+
+
+def naming_lost(world: World, work: Callable[[], T]) -> T:
+    """Says which rank is lost where a connection to it has broken."""
+    try:
+        return work()
+    except BrokenWireError as error:
+        raise world.peer_lost(error.peer, error) from error
+    except RuntimeError as error:
+        # Gloo has no class of its own for it.
+        if "gloo" in str(error).lower() or isinstance(error, getattr(dist, "DistError", ())):
+            raise world.peer_lost(None, error) from error
+        raise
