@@ -45,7 +45,7 @@ from pipeal.methods.bp import BP
 from pipeal.methods.optimizers import follow_weights
 from pipeal.run.backprop_stage import BackpropStage, Work
 from pipeal.run.micro_batches import MicroBatches, Shape, shared_out
-from pipeal.run.work_thread import WorkThread, naming_lost
+from pipeal.run.work_thread import WorkThread
 
 _log = logging.getLogger(__name__)
 
@@ -171,7 +171,8 @@ class Follower(_Rank):
                     pass
 
         try:
-            naming_lost(self.world, lambda: self.world.guarded(follow))
+            with self.world.naming_lost():
+                self.world.guarded(follow)
         except BaseException:
             self.abort()
             raise

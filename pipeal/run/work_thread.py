@@ -1,4 +1,4 @@
-"""A thread for what waits for other ranks, and what is said where one is lost."""
+"""A thread for what waits for other ranks."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ from queue import SimpleQueue
 from time import monotonic
 from typing import Any, TypeVar
 
-import torch.distributed as dist
-
 from pipeal.core.errors import StallError
 from pipeal.engine.devices.threads import set_intra_op_threads
 from pipeal.engine.distributed.attempt_store import POLL_S
-from pipeal.engine.distributed.channel import BrokenWireError
 from pipeal.engine.distributed.world import World
 
 T = TypeVar("T")
@@ -46,7 +43,7 @@ class WorkThread:
         done: Future[T] = Future()
         self._work.put((work, done))
 
-        def found() -> T:
+        with self._world.naming_lost():
             while not wait([done], POLL_S).done:
                 self._world.check()
                 if monotonic() > until:
@@ -55,8 +52,6 @@ class WorkThread:
                         "(engine.stall_timeout_s)"
                     )
             return done.result()
-
-        return naming_lost(self._world, found)
 
     def close(self) -> None:
         """Ends the thread."""
@@ -70,16 +65,3 @@ class WorkThread:
                 done.set_result(work())
             except BaseException as error:  # noqa: BLE001  raised where it was asked for
                 done.set_exception(error)
-
-
-def naming_lost(world: World, work: Callable[[], T]) -> T:
-    """Says which rank is lost where a connection to it has broken."""
-    try:
-        return work()
-    except BrokenWireError as error:
-        raise world.peer_lost(error.peer, error) from error
-    except RuntimeError as error:
-        # Gloo has no class of its own for it.
-        if "gloo" in str(error).lower() or isinstance(error, getattr(dist, "DistError", ())):
-            raise world.peer_lost(None, error) from error
-        raise

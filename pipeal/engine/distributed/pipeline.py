@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -339,7 +339,8 @@ def hand_out(world: World, ranks: Iterable[int], states: Mapping[int, State]) ->
             except Exception as error:  # noqa: BLE001  it cannot be read: who asked ends with that, and so do all
                 wire.send(wanted.source, "refused", told(error))
 
-    _over_wire(world, serve)
+    with world.naming_lost():
+        world.guarded(serve)
 
 
 class Asked(dict[int, State]):
@@ -363,19 +364,14 @@ class Asked(dict[int, State]):
                 raise rebuilt(message.facts, self._world.name_of(0))
             return state
 
-        return _over_wire(self._world, ask)
+        with self._world.naming_lost():
+            return self._world.guarded(ask)
 
     def close(self) -> None:
         """Lets rank 0 know that no more are needed."""
-        _over_wire(self._world, lambda: self._wire.send(0, "enough", {}))
+        with self._world.naming_lost():
+            self._world.guarded(lambda: self._wire.send(0, "enough", {}))
 
 
 def _wire_for_states(world: World) -> Wire:
     return Wire(world.endpoint, _STATES)
-
-
-def _over_wire(world: World, work: Callable[[], T]) -> T:
-    try:
-        return world.guarded(work)
-    except BrokenWireError as error:
-        raise world.peer_lost(error.peer, error) from error

@@ -199,12 +199,6 @@ class Node:
         self.stage.abandon()
         self.requests.guide.stopped.set()
 
-    def explained(self, error: BaseException) -> BaseException:
-        """Behind a connection that broke is a peer that is lost; it may have said why it ended."""
-        if not isinstance(error, BrokenWireError):
-            return error
-        return self.world.peer_lost(error.peer, error)
-
     def _carrier(self, wire: Wire, peer: int) -> Carrier:
         """The way to a neighbour, or from it."""
         # The onward group goes from the lower rank to the higher, the other one back.
@@ -271,7 +265,7 @@ class RemoteProgress(SharedProgress):
 
     def fail(self, error: BaseException) -> None:
         """Keeps the first failure, and stops everyone; also while an end in order is under way."""
-        super().fail(error if self.failure is not None else self._node.explained(error))
+        super().fail(error if self.failure is not None else self._node.world.explained(error))
 
     def hear(self, task: Task) -> None:
         """Notes that a task of another stage has ended."""

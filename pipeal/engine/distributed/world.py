@@ -20,7 +20,7 @@ from pipeal.core.errors import PeerLostError, PipealError, exit_code, first_line
 from pipeal.engine.distributed.attempt_store import POLL_S, AttemptStore
 from pipeal.engine.distributed.collectives import Collectives
 from pipeal.engine.distributed.consistency import code_hash, require_same
-from pipeal.engine.distributed.endpoint import LAST_MESSAGES_S, Endpoint
+from pipeal.engine.distributed.endpoint import LAST_MESSAGES_S, BrokenWireError, Endpoint
 from pipeal.engine.distributed.heartbeat import Heartbeat
 from pipeal.engine.distributed.launch import Launch
 from pipeal.engine.distributed.mesh import Mesh
@@ -128,6 +128,27 @@ class World(Collectives):
             if (found := self.endpoint.broken(among)) is not None:
                 return self.peer_lost(found[0], error)
         return self.peer_lost(None, error)
+
+    def explained(self, error: BaseException) -> BaseException:
+        """As :meth:`peer_lost`, where an error says that a connection broke; any other error as it is."""
+        if isinstance(error, BrokenWireError):
+            return self.peer_lost(error.peer, error)
+        # Gloo has no class of its own for it.
+        in_group = isinstance(error, getattr(dist, "DistError", ())) or "gloo" in str(error).lower()
+        if in_group and isinstance(error, RuntimeError) and not isinstance(error, PipealError):
+            return self.peer_lost(None, error)
+        return error
+
+    @contextmanager
+    def naming_lost(self) -> Iterator[None]:
+        """Raises :class:`PeerLostError` where a connection breaks within."""
+        try:
+            yield
+        except Exception as error:
+            found = self.explained(error)
+            if found is error:
+                raise
+            raise found from error
 
     def pass_on(self, signal: int) -> None:
         """Tells rank 0 of a signal that asks this process to end; waits for nothing, and may be called by a handler."""
