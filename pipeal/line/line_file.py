@@ -62,7 +62,7 @@ class LineFile:
         snapshot_s: How often a stage saves.
         retain_mib: Of items that the next stage has not saved yet, so many wait in memory.
         largest_mib: Of one tensor of an item; who sends more is cut off.
-        connections: Of each link.
+        connections: Of each link, at most.
         checkpoint_epochs: The last stage writes a checkpoint of all layers after each so many epochs; None for none but
             at the end. It takes as many bytes over the links as the layers below have.
         resume: On the first stage's machine, the run, or checkpoint, that the line goes on with.

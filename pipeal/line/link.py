@@ -7,10 +7,11 @@
               DEALER ═══ items 1, n + 1, 2n + 1 … ════════════► ROUTER
               …
 
-TCP, encrypted and authenticated both ways (CURVE) with the keys of the line's file. A link has several connections,
-since one has no more on the way than fits into its send buffer, and works while all of them do. Each time that they all
-stand a session begins, with the words ``hello`` and ``want``: the later stage says with which number to go on, and what
-its last snapshot covers. What belongs to an earlier session is told by its number, and dropped.
+TCP, encrypted and authenticated both ways (CURVE) with the keys of the line's file. A link begins with one connection.
+That has no more on the way than fits into its send buffer; where this holds it up, another one joins it, and the link
+works while all of them do. Each time that they all stand a session begins, with the words ``hello`` and ``want``: the
+later stage says with which number to go on, and what its last snapshot covers. What belongs to an earlier session is
+told by its number, and dropped.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _CURVE_BYTES = 256
 REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 
 CONNECTIONS, MOST_CONNECTIONS = 4, 64
-"""Of a link. On Linux one has some 2.8 MB on the way, unless it is told otherwise: 111 Mbit/s over 100 ms one way."""
+"""Of a link: by default no more than so many, and however it is set."""
 
 TICK_S = 0.1
 """How often the thread at a socket looks up although nothing came."""

@@ -11,9 +11,12 @@ import zmq
 
 from pipeal import __version__
 from pipeal.core.errors import DataError, LineError
+from pipeal.engine.distributed.send_buffer import SendBuffer, first_size
 from pipeal.engine.distributed.window import Window
 from pipeal.line.link import CONNECTIONS, REFUSED, End, Keys, heard, log, packed_head, printable
 from pipeal.line.retained import Retained
+
+_EVENTS = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 _LEAST = 2
 """So many items may always be on their way over each connection."""
@@ -28,7 +31,7 @@ class Outgoing(End):
         keys: Of both.
         retained: What to send; its condition is notified of all that happens here.
         line: The line's name.
-        connections: Over how many of them items travel.
+        connections: Over so many items may travel. There is one, until send buffers hold up those there are.
 
     Attributes:
         window: Of the connection there is.
@@ -45,19 +48,20 @@ class Outgoing(End):
         self.window = Window()
         self.sent = 0
         self._session = 0
-        self._joined = 0
+        self._asked_for = self._joined = self._over = 0
         self._standing: set[int] = set()
+        self._buffers: dict[int, SendBuffer] = {}
         self._told_refused = False
         for _ in range(connections):  # one socket's connections to one address would be one
-            made = self.open(
-                zmq.DEALER, keys, zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | REFUSED, address
-            )
+            made = self.open(zmq.DEALER, keys, _EVENTS | REFUSED, address)
             made.setsockopt(zmq.IMMEDIATE, 1)  # what is not on its way by then is sent again
             made.setsockopt(zmq.RECONNECT_IVL, 100)
             made.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
             made.setsockopt(zmq.CONNECT_TIMEOUT, 5000)  # the system's own tries get rarer for minutes
             made.curve_serverkey = keys.peer.encode()
-        self._join()  # the others when this one stands: a stage that is refused is so once at a time
+            if (size := first_size()) is not None:
+                made.sndbuf = size
+        self._join()
 
     def ask_for_snapshot(self) -> None:
         """Has the next stage save, so that what it covers can go."""
@@ -73,14 +77,18 @@ class Outgoing(End):
 
     def _hear_of(self, event: Mapping[str, Any], number: int) -> None:
         kind = event["event"]
-        if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            while self._joined < len(self._sockets):
-                self._join()
+        if kind == zmq.EVENT_CONNECTED:
+            self._buffers[number] = SendBuffer(event["value"], monotonic())
+        elif kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._standing.add(number)
+            self._joined = max(self._joined, number + 1)
             self._told_refused = False
             self._begin()
         elif kind == zmq.EVENT_DISCONNECTED:
             self._standing.discard(number)
+            self._buffers.pop(number, None)
+            if number >= self._over:
+                return  # the session has begun without it
             if self.connected:
                 log.info(f"stage {self.stage + 1} is gone; waiting for it")
             self.set_connected(False)
@@ -92,14 +100,27 @@ class Outgoing(End):
             )
 
     def _join(self) -> None:
-        self._sockets[self._joined].connect(f"tcp://{self.address}")
-        self._joined += 1
+        self._sockets[self._asked_for].connect(f"tcp://{self.address}")
+        self._asked_for += 1
 
     def _begin(self) -> None:
         """Begins a session, if all connections stand: what was on the way over one that broke is asked for again."""
-        if len(self._standing) == len(self._sockets):
+        if len(self._standing) == self._joined:
+            self.set_connected(False)  # until it has said with which item to go on
+            if self._joined > max(1, self._over):
+                log.info(
+                    f"the buffers of {self._over} of TCP are full: {self._joined} connections to stage {self.stage + 1}"
+                )
+            self._over = self._joined
             self._session = secrets.randbits(60)  # no two processes of this stage have the same one
-            self.send(["hello", self.line, self.stage, __version__, len(self._sockets)])
+            self.send(["hello", self.line, self.stage, __version__, self._over])
+
+    def _widen(self) -> None:
+        """Makes another connection where buffers hold up those there are, and cannot become larger."""
+        now = monotonic()
+        held_up = [one.holds_up(now) for one in self._buffers.values()]
+        if self.connected and any(held_up) and self._asked_for == self._over < len(self._sockets):
+            self._join()
 
     def _receive(self, ready: Any) -> None:
         while True:
@@ -129,7 +150,7 @@ class Outgoing(End):
             if saved > number:
                 raise ValueError(f"it has saved all before {saved}, but asks for {number}")
             self.retained.cover(saved)
-            self.sent, self.window = number, Window(least=_LEAST * len(self._sockets))
+            self.sent, self.window = number, Window(least=_LEAST * self._over)
             self.set_connected(True)
         elif kind == "taken":
             self.window.taken(max(0.0, float(facts[0])), monotonic())
@@ -138,7 +159,6 @@ class Outgoing(End):
                 raise ValueError(f"it has saved all before {saved}, but only those before {self.sent} were sent")
             self.retained.cover(saved)
         elif kind == "again":
-            self.set_connected(False)  # until it has said with which to go on
             self._begin()
         elif kind == "replaced":
             self.fail(
@@ -152,9 +172,10 @@ class Outgoing(End):
 
     def _look(self) -> None:
         """Sends what is to be sent, as far as the window has room."""
+        self._widen()
         while self.connected and self.window.is_open and (item := self.retained.get(self.sent)) is not None:
             head = packed_head(["item", self._session, self.sent, *item.head()])
-            if not self._send_frames([head, *item.frames()], self.sent % len(self._sockets)):
+            if not self._send_frames([head, *item.frames()], self.sent % self._over):
                 return
             self.window.sent(item.size, monotonic())
             self.sent += 1

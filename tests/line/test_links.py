@@ -9,6 +9,7 @@ from time import monotonic
 import pytest
 
 from pipeal.core.errors import ConfigError, DataError, LineError
+from pipeal.engine.distributed.send_buffer import LOOK_S, SendBuffer
 from pipeal.engine.distributed.window import Window
 from pipeal.line.incoming import Incoming
 from pipeal.line.items import FRAME_BYTES, Packed
@@ -77,10 +78,10 @@ def test_no_more_are_on_their_way_than_the_window_holds(monkeypatch: pytest.Monk
         for number in range(50):
             one.retained.add(batch(number))
         sender, receiver = one.send(), one.receive()
-        until(lambda: len(receiver) == 2 * one.connections)
+        until(lambda: len(receiver) == 2)
         receiver.tell("alive")  # and back: whatever was on the way has arrived
         receiver.tell_saved(0)
-        assert (len(receiver), sender.sent, sender.window.is_open) == (6, 6, False)
+        assert (len(receiver), sender.sent, sender.window.is_open) == (2, 2, False)
         assert taken(receiver, 50) == numbers(0, 50)
         until(lambda: len(sender.window) == 0)  # it may hold less than are on their way, when a trip was shorter
         assert was_open == [True] * 50
@@ -277,9 +278,17 @@ def test_a_connection_that_breaks_and_comes_back_ends_nothing() -> None:
         assert sender.failure is None
 
 
+@pytest.fixture
+def held_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send buffers hold up all connections, however many there are."""
+    monkeypatch.setattr(SendBuffer, "holds_up", lambda self, now: True)
+
+
+@pytest.mark.usefixtures("held_up")
 @pytest.mark.parametrize("connections", [1, 3])
 def test_items_of_several_connections_come_in_order_and_once_though_single_ones_break(connections: int) -> None:
-    """Whichever breaks, and whenever: what was on its way over it comes again, and what came over others does not."""
+    """Whichever breaks or comes, and whenever: what was on its way over it comes again, and what came over others does
+    not."""
     random_ = random.Random(connections)
     with link(connections=connections) as one, relay(one.port) as cable:
         one.port = cable.port
@@ -287,7 +296,6 @@ def test_items_of_several_connections_come_in_order_and_once_though_single_ones_
         one.port = cable.to
         receiver = one.receive()
         until(lambda: sender.connected)
-        assert cable.count == connections
         done = 0
         for number in range(200):
             one.retained.add(batch(number, random_.choice((3, 5000))))
@@ -302,14 +310,34 @@ def test_items_of_several_connections_come_in_order_and_once_though_single_ones_
         assert sender.failure is None
         assert receiver.failure is None
         until(lambda: len(sender.window) == 0), "no item is counted as on its way for ever"
+        until(lambda: cable.count == connections)
 
 
+@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="this system tells nothing of connections")
+def test_a_connection_that_is_not_held_up_stays_alone() -> None:
+    """Symptom: over 80 Mbit/s and 100 ms four connections lost 17 % of their packets, and the line 14 % of its rate."""
+    with link() as one, relay(one.port) as cable:
+        one.port = cable.port
+        sender = one.send()
+        one.port = cable.to
+        receiver = one.receive()
+        begin = monotonic()
+        for number in range(30):
+            one.retained.add(batch(number, 20_000))
+            sender.tell()
+        assert taken(receiver, 30) == numbers(0, 30)
+        until(lambda: monotonic() > begin + 2 * LOOK_S)
+        assert cable.count == 1
+
+
+@pytest.mark.usefixtures("held_up")
 def test_items_travel_over_all_connections() -> None:
     with link() as one, relay(one.port) as cable:
         one.port = cable.port
-        one.send()
+        sender = one.send()
         one.port = cable.to
         receiver = one.receive()
+        until(lambda: cable.count == 3 and sender.connected and sender._over == 3)
         for number in range(30):
             one.retained.add(batch(number, 20_000))
         assert taken(receiver, 30) == numbers(0, 30)

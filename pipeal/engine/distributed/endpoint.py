@@ -18,10 +18,9 @@ import shutil
 import tempfile
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -31,10 +30,13 @@ from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
 from pipeal.core.errors import DataError, first_line
+from pipeal.engine.distributed.send_buffer import SendBuffer, first_size
 from pipeal.engine.distributed.window import Window
 
 HEAD_BYTES = 1 << 20
 """The longest head of a message; a longer one is not from a rank of this run."""
+
+_EVENTS = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 _TICK_S = 0.1
 LAST_MESSAGES_S = 2.0
@@ -159,6 +161,7 @@ class Endpoint:
         self._push: dict[int, zmq.Socket[bytes]] = {}
         self._locks: dict[int, threading.Lock] = {}
         self._monitors: dict[zmq.Socket[bytes], int] = {}
+        self._buffers: dict[int, SendBuffer] = {}
         self._unmet: set[int] = set()
         self._thread = threading.Thread(target=self._run, name=f"pipeal-endpoint-{rank}", daemon=True)
 
@@ -171,7 +174,7 @@ class Endpoint:
         for other in sorted(self._unmet):
             push = self._push[other] = self._socket(zmq.PUSH)
             self._locks[other] = threading.Lock()
-            self._monitors[push.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)] = other
+            self._monitors[push.get_monitor_socket(_EVENTS)] = other
             if self._guard is not None:
                 push.curve_publickey, push.curve_secretkey = self.key.encode(), self._secret
                 push.curve_serverkey = told[other][1].encode()
@@ -258,7 +261,7 @@ class Endpoint:
         made.setsockopt(zmq.RECONNECT_IVL, -1)
         for option, value in self._lives.items():
             made.setsockopt(option, value)
-        if kind == zmq.PUSH and (size := _send_buffer()) is not None:
+        if kind == zmq.PUSH and (size := first_size()) is not None:
             made.sndbuf = size
         return made
 
@@ -277,8 +280,10 @@ class Endpoint:
                 if found is self._pull:
                     self._receive()
                 else:
-                    self._hear_of(self._monitors[found], recv_monitor_message(found)["event"])
+                    self._hear_of(self._monitors[found], recv_monitor_message(found))
             now = monotonic()
+            for buffer in self._buffers.values():
+                buffer.holds_up(now)
             gone = [peer for peer, since in self._ending.items() if now - since > LAST_MESSAGES_S]
             for peer in gone:
                 del self._ending[peer]
@@ -291,10 +296,14 @@ class Endpoint:
         for mailbox in list(self._mailboxes.values()) if peers else ():
             mailbox.wake()
 
-    def _hear_of(self, peer: int, event: int) -> None:
-        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+    def _hear_of(self, peer: int, event: Mapping[str, Any]) -> None:
+        kind = event["event"]
+        if kind == zmq.EVENT_CONNECTED and self._guard is not None:  # over TCP
+            self._buffers[peer] = SendBuffer(event["value"], monotonic())
+        elif kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._unmet.discard(peer)
-        elif event == zmq.EVENT_DISCONNECTED:
+        elif kind == zmq.EVENT_DISCONNECTED:
+            self._buffers.pop(peer, None)
             self._ending.setdefault(peer, monotonic())
 
     def _receive(self) -> None:
@@ -323,20 +332,6 @@ class Endpoint:
                 self.mailbox(wire).add(Arrived(source, head, frames, monotonic()))
             except (ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError) as error:
                 _log.warning(f"a message that is none of this run was let go: {error}")
-
-
-def _send_buffer() -> int | None:
-    """The send buffer to ask for; None where the kernel's own choice may become as large.
-
-    All that is on a long way lies in it: 3.5 MB at 18 MB/s and 100 ms. Left alone it grows to the last number of
-    ``tcp_wmem``, mostly 4 MB, of which two thirds are used. Asked for, it is twice ``wmem_max``.
-    """
-    try:
-        asked = int(Path("/proc/sys/net/core/wmem_max").read_text(encoding="ascii"))
-        grown = int(Path("/proc/sys/net/ipv4/tcp_wmem").read_text(encoding="ascii").split()[2])
-    except (OSError, ValueError, IndexError):
-        return None  # another system
-    return asked if 2 * asked > grown else None
 
 
 def _short_folder() -> str:
