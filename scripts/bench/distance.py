@@ -282,13 +282,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--delays", nargs="+", type=float, default=[0, 10, 50, 100], metavar="MS", help="one way")
     parser.add_argument("--rates", nargs="+", type=float, default=[1000, 80], metavar="MBIT_S")
     parser.add_argument("--turns", type=int, default=3, help="of each row, one after the other through all of them")
+    parser.add_argument("--tcp", metavar="NAME", help="tcp_congestion_control of the networks; default: the system's")
     parser.add_argument("--loopback", action="store_true", help="also the smallest step that keeps stages busy")
     parser.add_argument("--quick", action="store_true", help="one row of pipeal, which is not kept: half a minute")
     parser.add_argument("--json", type=Path, default=RESULTS, metavar="FILE")
     options = parser.parse_args(arguments)
-    kept = Kept.read(options.json)
+    kept = Kept.read(options.json, options.tcp)
     try:
-        with long_line(STAGES) as line:
+        with long_line(STAGES, tcp=options.tcp) as line:
             if options.quick:
                 print_rows([measure(line, "pipeal", LinkKind(0.05, 1e9), 0)])
                 return
@@ -323,18 +324,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
 class Kept:
     """What was found, in a file that is whole after each row."""
 
-    def __init__(self, path: Path, figures: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, figures: Mapping[str, Any], tcp: str | None) -> None:
         self.path = path
-        self.machine: dict[str, Any] = figures.get("machine") or environment() | {"tcp": _tcp()}
+        self.machine: dict[str, Any] = figures.get("machine") or environment() | {"tcp": _tcp(tcp)}
         self.links: dict[str, Any] = dict(figures.get("links", {}))
         self.loopback: dict[str, float] = dict(figures.get("loopback", {}))
         rows = [Row(**row) for row in figures.get("rows", [])]
         self.rows = {row.key: row for row in rows}
 
     @classmethod
-    def read(cls, path: Path) -> Kept:
-        """What a file holds, or nothing yet."""
-        return cls(path, json.loads(path.read_text(encoding="utf-8")) if path.exists() else {})
+    def read(cls, path: Path, tcp: str | None = None) -> Kept:
+        """What a file holds, or nothing yet; ``tcp`` as for :func:`long_line.started`."""
+        return cls(path, json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}, tcp)
 
     def add(self, row: Row) -> Row:
         """Keeps a row."""
@@ -358,11 +359,12 @@ class Kept:
         write_json(self.path, found)
 
 
-def _tcp() -> str:
-    """How TCP here keeps from sending too much, and how long its buffers may become."""
+def _tcp(control: str | None) -> str:
+    """How TCP keeps from sending too much, and how long its buffers may become."""
     folder = Path("/proc/sys/net/ipv4")
     names = ("tcp_congestion_control", "tcp_wmem", "tcp_rmem")
-    return ", ".join(f"{name} {' '.join((folder / name).read_text(encoding='ascii').split())}" for name in names)
+    found = {name: " ".join((folder / name).read_text(encoding="ascii").split()) for name in names}
+    return ", ".join(f"{name} {value}" for name, value in (found | ({names[0]: control} if control else {})).items())
 
 
 def middle(rows: Iterable[Row]) -> list[tuple[Row, list[float]]]:

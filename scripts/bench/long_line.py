@@ -87,7 +87,7 @@ _FORKED = multiprocessing.get_context("fork")
 _NETWORK = 0x40000000  # CLONE_NEWNET; os.setns is of Python 3.12
 
 
-def started(work: Work, *arguments: Any, network: str | None = None) -> Started:
+def started(work: Work, *arguments: Any, network: str | None = None, tcp: str | None = None) -> Started:
     """Has a child of this process do something: ``work(say, *arguments)``.
 
     It is forked, so that no rank imports what this process has imported; let this process do nothing by threads before.
@@ -96,21 +96,28 @@ def started(work: Work, *arguments: Any, network: str | None = None) -> Started:
         work: What to do; it can say something to this process.
         arguments: Of that.
         network: The file of another network to do it in.
+        tcp: What decides there how much TCP sends, as ``tcp_congestion_control`` names it.
     """
     ours, theirs = _FORKED.Pipe(duplex=False)
-    process = _FORKED.Process(target=_work, args=(network, theirs, work, arguments), daemon=True)
+    process = _FORKED.Process(target=_work, args=(network, tcp, theirs, work, arguments), daemon=True)
     process.start()
     theirs.close()
     return Started(process, ours)
 
 
-def _work(network: str | None, to: Connection, work: Work, arguments: Sequence[Any]) -> None:
+def _work(network: str | None, tcp: str | None, to: Connection, work: Work, arguments: Sequence[Any]) -> None:
     if network is not None:
         with open(network, "rb") as entered:
             if ctypes.CDLL(None, use_errno=True).setns(entered.fileno(), _NETWORK):
                 number = ctypes.get_errno()
                 raise OSError(number, f"the network cannot be entered: {os.strerror(number)}")
+    if tcp is not None:
+        _go_by(tcp)
     work(to.send, *arguments)
+
+
+def _go_by(tcp: str) -> None:
+    Path("/proc/sys/net/ipv4/tcp_congestion_control").write_text(tcp, encoding="ascii")
 
 
 @dataclass(frozen=True)
@@ -138,9 +145,10 @@ class Started:
 class Line:
     """A line that :func:`long_line` has made."""
 
-    def __init__(self, relay: subprocess.Popen[str], spaces: list[str]) -> None:
+    def __init__(self, relay: subprocess.Popen[str], spaces: list[str], tcp: str | None) -> None:
         self._relay = relay
         self._spaces = spaces
+        self._tcp = tcp
 
     @staticmethod
     def address(rank: int) -> str:
@@ -158,7 +166,7 @@ class Line:
 
     def start(self, rank: int, work: Work, *arguments: Any) -> Started:
         """Has a child of this process do something in a rank's network; see :func:`started`."""
-        return started(work, *arguments, network=self._spaces[rank])
+        return started(work, *arguments, network=self._spaces[rank], tcp=self._tcp)
 
     def _ask(self, order: str) -> list[str]:
         assert self._relay.stdin is not None
@@ -174,8 +182,13 @@ class Line:
 
 
 @contextmanager
-def long_line(ranks: int, kind: LinkKind = LinkKind()) -> Iterator[Line]:
+def long_line(ranks: int, kind: LinkKind = LinkKind(), tcp: str | None = None) -> Iterator[Line]:
     """So many networks, joined; they end with the block, once no process is in them.
+
+    Args:
+        ranks: How many.
+        kind: Of the links between them.
+        tcp: As for :func:`started`; by default as the system has it.
 
     Raises:
         NoLineError: They cannot be made here.
@@ -195,7 +208,10 @@ def long_line(ranks: int, kind: LinkKind = LinkKind()) -> Iterator[Line]:
         pid, *spaces = relay.stdout.readline().split() or [""]
         if not spaces:
             raise NoLineError(f"no networks can be made here: {relay.stderr.read().strip()}")
-        line = Line(relay, [f"/proc/{pid}/fd/{space}" for space in spaces])
+        line = Line(relay, [f"/proc/{pid}/fd/{space}" for space in spaces], tcp)
+        if tcp is not None and (refusal := started(_try, tcp, network=f"/proc/{pid}/fd/{spaces[0]}").hear()):
+            allowed = "sysctl net.ipv4.tcp_allowed_congestion_control"
+            raise NoLineError(f"TCP cannot go by {tcp} in networks of their own: {refusal}; {allowed} says what may be")
         line.set(kind)
         yield line
     finally:
@@ -203,6 +219,15 @@ def long_line(ranks: int, kind: LinkKind = LinkKind()) -> Iterator[Line]:
         relay.wait()
         relay.stdout.close()
         relay.stderr.close()
+
+
+def _try(say: Say, tcp: str) -> None:
+    """Says what refuses, or nothing."""
+    try:
+        _go_by(tcp)
+        say(None)
+    except OSError as error:
+        say(error.strerror)
 
 
 def why_not() -> str | None:
