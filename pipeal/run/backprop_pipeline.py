@@ -19,7 +19,7 @@ from pipeal.methods.optimizers import follow_weights
 from pipeal.run.backprop_ranks import Leader
 
 
-class RowOverRanks(BP):
+class BPOverRanks(BP):
     """A network in BP form as rank 0 has it in its pipeline, while a :class:`Leader` trains it on all ranks.
 
     Args:
@@ -71,7 +71,7 @@ class RowOverRanks(BP):
     def _climb(self, x: Tree) -> Tree:
         return self._leader.infer(x)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RowOverRanks:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> BPOverRanks:
         """Other ranks' blocks stay on the CPU: they are for what is collected."""
         for block in self._leader.blocks[0]:
             self.row()[block]._apply(fn, recurse)
@@ -90,7 +90,7 @@ class PipelinedBackprop(Pipeline):
     def __init__(self, leader: Leader, **settings: Any) -> None:
         self._leader = leader
         self._spans: list[Span] = []
-        super().__init__([RowOverRanks(leader)], [str(leader.device.device)], **settings)
+        super().__init__([BPOverRanks(leader)], [str(leader.device.device)], **settings)
         self.sizes = [len(blocks) for blocks in leader.blocks]
 
     def __exit__(

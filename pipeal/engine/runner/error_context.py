@@ -31,7 +31,8 @@ _SMALLER = (
 )
 _ADVICE: dict[OnOom, str] = {
     "split": _SMALLER,
-    "raise": f"{_SMALLER}, or have such batches learnt from in parts (on_oom='split', without replicas)",
+    "raise": f"{_SMALLER}, or have such batches learnt from in parts (on_oom='split', without replicas; stages of "
+    "backpropagation: more engine.micro_batches)",
 }
 _NAMES = {Action.FORWARD: "forward", Action.BACKWARD: "backward", Action.UPDATE: "update"}
 

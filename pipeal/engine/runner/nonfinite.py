@@ -266,7 +266,7 @@ def _message(layer: int, batch: int, losses: tuple[float, ...], more: str) -> st
     return (
         f"layer {layer} has a loss that is not finite on batch {batch}: {numbers}. {more} "
         "Look at the batch's samples; lower the learning rate, or train in fp32; or leave such batches out "
-        "(on_non_finite='skip', without replicas)"
+        "(on_non_finite='skip', without replicas or stages of backpropagation)"
     )
 
 
