@@ -129,8 +129,7 @@ class Incoming(End):
             found = self._arrived.popleft()
             number, self._next = self._next, self._next + 1
             self._waiting_bytes -= found.size
-        if found.session == self._session:  # in a session since then, the stage before counts others
-            self.tell("taken", monotonic() - found.at)
+        self.tell("taken", monotonic() - found.at, found.session)
         return number, found.item
 
     def tell_saved(self, number: int) -> None:
@@ -259,6 +258,8 @@ class Incoming(End):
         """As said there."""
         if self._peer is None:
             return
+        if words[0] == "taken" and words.pop() != self._session:
+            return  # in a session since then, the stage before counts others
         try:
             self._socket.send_multipart([self._peer, packed_head([words[0], self._session, *words[1:]])], zmq.NOBLOCK)
         except zmq.ZMQError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
+from itertools import count
 from time import monotonic
 from typing import Any
 
@@ -48,7 +49,7 @@ class Outgoing(End):
         self.window = Window()
         self.sent = 0
         self._session = 0
-        self._asked_for = self._joined = self._over = 0
+        self._asked_for = self._over = 0
         self._standing: set[int] = set()
         self._buffers: dict[int, SendBuffer] = {}
         self._told_refused = False
@@ -81,17 +82,14 @@ class Outgoing(End):
             self._buffers[number] = SendBuffer(event["value"], monotonic())
         elif kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._standing.add(number)
-            self._joined = max(self._joined, number + 1)
             self._told_refused = False
             self._begin()
         elif kind == zmq.EVENT_DISCONNECTED:
             self._standing.discard(number)
             self._buffers.pop(number, None)
             if number >= self._over:
-                return  # the session has begun without it
-            if self.connected:
-                log.info(f"stage {self.stage + 1} is gone; waiting for it")
-            self.set_connected(False)
+                return  # no session goes over it
+            self._begin()
         elif kind & REFUSED and not self._told_refused:
             self._told_refused = True
             log.warning(
@@ -104,22 +102,23 @@ class Outgoing(End):
         self._asked_for += 1
 
     def _begin(self) -> None:
-        """Begins a session, if all connections stand: what was on the way over one that broke is asked for again."""
-        if len(self._standing) == self._joined:
-            self.set_connected(False)  # until it has said with which item to go on
-            if self._joined > max(1, self._over):
-                log.info(
-                    f"the buffers of {self._over} of TCP are full: {self._joined} connections to stage {self.stage + 1}"
-                )
-            self._over = self._joined
+        """Begins a session over the connections that stand: what was on the way over one that broke comes again."""
+        self.set_connected(False)  # until it has been said with which item to go on
+        before, self._over = self._over, next(number for number in count() if number not in self._standing)
+        if self._over:
             self._session = secrets.randbits(60)  # no two processes of this stage have the same one
             self.send(["hello", self.line, self.stage, __version__, self._over])
+        elif before:
+            log.info(f"stage {self.stage + 1} is gone; waiting for it")
 
     def _widen(self) -> None:
         """Makes another connection where buffers hold up those there are, and cannot become larger."""
         now = monotonic()
-        held_up = [one.holds_up(now) for one in self._buffers.values()]
+        held_up = [one.look(now) for one in self._buffers.values()]
         if self.connected and any(held_up) and self._asked_for == self._over < len(self._sockets):
+            log.info(
+                f"to stage {self.stage + 1} there are {self._over + 1} connections now: {self._over} may be too few"
+            )
             self._join()
 
     def _receive(self, ready: Any) -> None:

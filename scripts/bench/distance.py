@@ -288,6 +288,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, default=RESULTS, metavar="FILE")
     options = parser.parse_args(arguments)
     kept = Kept.read(options.json, options.tcp)
+    if options.tcp and not kept.machine["tcp"].startswith(f"tcp_congestion_control {options.tcp},"):
+        parser.error(
+            f"{options.json} has rows of {kept.machine['tcp'].partition(',')[0]}; name another file with --json"
+        )
     try:
         with long_line(STAGES, tcp=options.tcp) as line:
             if options.quick:
@@ -368,14 +372,14 @@ def _tcp(control: str | None) -> str:
 
 
 def middle(rows: Iterable[Row]) -> list[tuple[Row, list[float]]]:
-    """Of each method and kind of link the row in the middle, and all its times."""
+    """Of each method and kind of link the row in the middle, of two the slower one, and all its times."""
     groups: dict[tuple[str, float, float], list[Row]] = {}
     for row in rows:
         groups.setdefault((row.method, row.mbit_s, row.delay_ms), []).append(row)
     found = []
     for of_kind in groups.values():
         in_order = sorted(of_kind, key=lambda row: row.packet_ms)
-        found.append((in_order[(len(in_order) - 1) // 2], [row.packet_ms for row in in_order]))
+        found.append((in_order[len(in_order) // 2], [row.packet_ms for row in in_order]))
     return sorted(found, key=lambda one: (METHODS.index(one[0].method), -one[0].mbit_s, one[0].delay_ms))
 
 

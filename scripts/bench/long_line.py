@@ -111,8 +111,8 @@ def _work(network: str | None, tcp: str | None, to: Connection, work: Work, argu
             if ctypes.CDLL(None, use_errno=True).setns(entered.fileno(), _NETWORK):
                 number = ctypes.get_errno()
                 raise OSError(number, f"the network cannot be entered: {os.strerror(number)}")
-    if tcp is not None:
-        _go_by(tcp)
+        if tcp is not None:  # there, and nowhere else
+            _go_by(tcp)
     work(to.send, *arguments)
 
 

@@ -6,7 +6,7 @@ import random
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from time import monotonic, sleep
@@ -130,10 +130,12 @@ class Relay:
     Attributes:
         to: The port that it leads to.
         port: Where it is entered.
+        most: So many connections it carries at once.
     """
 
     def __init__(self, to: int) -> None:
         self.to = to
+        self.most = 1 << 20
         self._entry = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._entry.getsockname()[1])
         self._open: list[tuple[socket.socket, socket.socket]] = []
@@ -155,12 +157,12 @@ class Relay:
     def cut(self, among: random.Random | None = None) -> None:
         """Ends all connections, or one of them."""
         with self._lock:
-            ends = self._open if among is None else self._open and [among.choice(self._open)]
-            for pair in list(ends):
-                self._open.remove(pair)
-                for one in pair:
-                    with suppress(OSError):
-                        one.shutdown(socket.SHUT_RDWR)
+            self._end(self._open if among is None else self._open and [among.choice(self._open)])
+
+    def cut_newest(self) -> None:
+        """Ends the connection that was made last."""
+        with self._lock:
+            self._end(self._open[-1:])
 
     @contextmanager
     def away(self) -> Iterator[None]:
@@ -178,10 +180,20 @@ class Relay:
         self._entry.close()
         self.cut()
 
+    def _end(self, ends: Iterable[tuple[socket.socket, socket.socket]]) -> None:
+        for pair in list(ends):
+            self._open.remove(pair)
+            for one in pair:
+                with suppress(OSError):
+                    one.shutdown(socket.SHUT_RDWR)
+
     def _serve(self) -> None:
         while True:
             try:
                 near, _ = self._entry.accept()
+                if len(self._open) >= self.most:
+                    near.close()
+                    continue
                 self._leads_on.wait(LONG_S)
                 far = socket.create_connection(("127.0.0.1", self.to))
             except ConnectionRefusedError:

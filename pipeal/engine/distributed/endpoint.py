@@ -283,7 +283,7 @@ class Endpoint:
                     self._hear_of(self._monitors[found], recv_monitor_message(found))
             now = monotonic()
             for buffer in self._buffers.values():
-                buffer.holds_up(now)
+                buffer.look(now)
             gone = [peer for peer, since in self._ending.items() if now - since > LAST_MESSAGES_S]
             for peer in gone:
                 del self._ending[peer]

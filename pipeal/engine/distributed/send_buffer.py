@@ -7,6 +7,7 @@ import struct
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 LOOK_S = 1.0
 """What a connection carries is measured over so long, from one look to the next."""
@@ -18,6 +19,9 @@ go on when a third is free, so that some two thirds are used."""
 _QUEUE = 1.25
 """A round trip of so many times the shortest one has met a queue."""
 
+_LOST = 0.01
+"""Where of so many packets one is sent again, what is sent overflows a queue."""
+
 
 @dataclass(frozen=True)
 class Told:
@@ -25,23 +29,32 @@ class Told:
 
     Attributes:
         acked: Bytes that have arrived since it was made.
+        sent: Packets since then.
+        again: Of these, those that were sent again.
+        peer_full_s: For how long the peer's buffer had no room, since then.
         trip_s: A round trip, now.
-        shortest_s: The shortest one.
+        shortest_s: The shortest one, of the last minutes.
         buffer: Bytes that its send buffer holds.
+        ends: The addresses of its ends.
     """
 
     acked: int
+    sent: int
+    again: int
+    peer_full_s: float
     trip_s: float
     shortest_s: float
     buffer: int
+    ends: Any = None
 
 
 class SendBuffer:
     """Of a connection that is open: one that holds up the connection doubles, as far as the system allows.
 
-    Where a queue has formed, the link is what takes time, and more than it carries would but overflow that queue: over
-    80 Mbit/s and 100 ms one way, BBR with a buffer of 8 MiB lost 16 % of its packets, and none with 4. So one that has
-    ample room then shrinks, down to what the kernel would choose itself.
+    Where packets are lost since a queue has formed, the link is what takes time, and more than it carries but overflows
+    that queue: over 80 Mbit/s and 100 ms one way, BBR with a buffer of 8 MiB lost 16 % of its packets, and none with 4.
+    So one that has ample room then shrinks, at most to what the kernel lets it grow to by itself. Round trips that vary
+    by a quarter without a queue say nothing, and leave it as it is.
 
     Args:
         file: The connection's, as ZeroMQ tells of it.
@@ -51,9 +64,11 @@ class SendBuffer:
     def __init__(self, file: int, now: float) -> None:
         self._file = file
         self._before, self._at = told(file), now
+        self._is_silent = self._before is None
+        self._shortest_s = float("inf")
 
-    def holds_up(self, now: float) -> bool:
-        """Whether it holds the connection up, and cannot become larger.
+    def look(self, now: float) -> bool:
+        """Makes it larger or smaller; whether buffers hold the connection up, and this one cannot become larger.
 
         True where the system tells nothing of connections, and false in between looks.
         """
@@ -61,28 +76,36 @@ class SendBuffer:
             return False
         found, before, seconds = told(self._file), self._before, now - self._at
         self._before, self._at = found, now
-        if before is None:
+        if self._is_silent:
             return True
-        kernels = _limit("net/ipv4/tcp_wmem")
-        if found is None or found.buffer < kernels:  # it is closed, or grows by itself
+        if found is None or before is None or found.ends != before.ends:  # it is closed
             return False
-        under_way = (found.acked - before.acked) / seconds * found.shortest_s
-        if under_way >= _FULL * found.buffer:
-            return not self._resize(found.buffer, min(2 * found.buffer, largest()))
-        if found.trip_s > _QUEUE * found.shortest_s:
-            self._resize(found.buffer, max(kernels, int(under_way / _AMPLE)), shrinks=True)
-        return False
+        self._shortest_s = min(self._shortest_s, found.shortest_s)
+        per_s, sent, again = (
+            (found.acked - before.acked) / seconds,
+            found.sent - before.sent,
+            found.again - before.again,
+        )
+        kernels, queue = _limit("net/ipv4/tcp_wmem"), found.trip_s > _QUEUE * self._shortest_s
+        if queue:
+            wanted = max(kernels, int(per_s * self._shortest_s / _AMPLE))
+            if again >= max(1.0, _LOST * sent) and 0 < kernels <= wanted < found.buffer:
+                self._resize(wanted)
+            return False
+        if found.peer_full_s - before.peer_full_s > seconds / 2:
+            return True
+        if found.buffer < kernels or per_s * found.trip_s < _FULL * found.buffer:  # it grows by itself, or has room
+            return False
+        return found.buffer >= largest() or self._resize(min(2 * found.buffer, largest())) <= found.buffer
 
-    def _resize(self, size: int, wanted: int, *, shrinks: bool = False) -> bool:
-        """Makes it larger, or smaller; whether it is."""
-        if wanted == size or (wanted < size) != shrinks or wanted > largest():
-            return False
+    def _resize(self, wanted: int) -> int:
+        """Asks for a size; what it then is."""
         try:
-            with socket.fromfd(self._file, socket.AF_INET, socket.SOCK_STREAM) as one:
+            with _connection(self._file) as one:
                 one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, wanted // 2)  # which Linux doubles
+                return one.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
         except OSError:  # closed meanwhile
-            return False
-        return True
+            return wanted
 
 
 def told(file: int) -> Told | None:
@@ -91,15 +114,23 @@ def told(file: int) -> Told | None:
     if which is None:
         return None
     try:
-        with socket.fromfd(file, socket.AF_INET, socket.SOCK_STREAM) as one:
-            # struct tcp_info of linux/tcp.h: tcpi_rtt, tcpi_bytes_acked and tcpi_min_rtt.
-            info = one.getsockopt(socket.IPPROTO_TCP, which, 152)
-            (trip,), (acked,), (shortest,) = (
-                struct.unpack_from(form, info, offset) for form, offset in (("=I", 68), ("=Q", 120), ("=I", 148))
+        with _connection(file) as one:
+            info = one.getsockopt(socket.IPPROTO_TCP, which, 184)
+            # struct tcp_info of linux/tcp.h, since 4.10: tcpi_rtt, _total_retrans, _bytes_acked, _segs_out, _min_rtt,
+            # _rwnd_limited.
+            trip, again, acked, sent, shortest, full = (
+                struct.unpack_from(form, info, offset)[0]
+                for form, offset in (("=I", 68), ("=I", 100), ("=Q", 120), ("=I", 136), ("=I", 148), ("=Q", 176))
             )
-            return Told(acked, 1e-6 * trip, 1e-6 * shortest, one.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
-    except (OSError, struct.error):  # closed, or a kernel before 4.9
+            buffer, ends = one.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF), (one.getsockname(), one.getpeername())
+    except (OSError, struct.error):  # closed, or an older kernel
         return None
+    return Told(acked, sent, again, 1e-6 * full, 1e-6 * trip, 1e-6 * shortest, buffer, ends)
+
+
+def _connection(file: int) -> socket.socket:
+    """A second hold of it, for a moment: it would keep the connection from being closed."""
+    return socket.fromfd(file, socket.AF_INET, socket.SOCK_STREAM)
 
 
 def largest() -> int:

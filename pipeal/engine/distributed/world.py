@@ -130,25 +130,21 @@ class World(Collectives):
         return self.peer_lost(None, error)
 
     def explained(self, error: BaseException) -> BaseException:
-        """As :meth:`peer_lost`, where an error says that a connection broke; any other error as it is."""
-        if isinstance(error, BrokenWireError):
-            return self.peer_lost(error.peer, error)
-        # Gloo has no class of its own for it.
-        in_group = isinstance(error, getattr(dist, "DistError", ())) or "gloo" in str(error).lower()
-        if in_group and isinstance(error, RuntimeError) and not isinstance(error, PipealError):
-            return self.peer_lost(None, error)
-        return error
+        """As :meth:`peer_lost`, where a wire broke; any other error as it is."""
+        return self.peer_lost(error.peer, error) if isinstance(error, BrokenWireError) else error
 
     @contextmanager
     def naming_lost(self) -> Iterator[None]:
-        """Raises :class:`PeerLostError` where a connection breaks within."""
+        """Raises :class:`PeerLostError` where a wire breaks within, or a connection of a process group."""
         try:
             yield
-        except Exception as error:
-            found = self.explained(error)
-            if found is error:
-                raise
-            raise found from error
+        except BrokenWireError as error:
+            raise self.explained(error) from error
+        except RuntimeError as error:
+            # Gloo has no class of its own for it, but says in which of its files.
+            if "gloo/transport" in str(error) or isinstance(error, getattr(dist, "DistBackendError", ())):
+                raise self.peer_lost(None, error) from error
+            raise
 
     def pass_on(self, signal: int) -> None:
         """Tells rank 0 of a signal that asks this process to end; waits for nothing, and may be called by a handler."""

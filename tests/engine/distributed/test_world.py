@@ -5,14 +5,18 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from threading import Event, Timer
 from time import monotonic, sleep
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 
 from pipeal.core.errors import ConfigError, Interrupted, PeerLostError
 from pipeal.engine.distributed import heartbeat as heartbeat
+from pipeal.engine.distributed.endpoint import BrokenWireError
 from pipeal.engine.distributed.heartbeat import Loss
 from pipeal.engine.distributed.launch import Launch
 from pipeal.engine.distributed.peers import Peer, _state, is_gone
@@ -44,6 +48,30 @@ def test_what_rank_0_tells_all_others_hear_in_order_and_what_all_give_all_get() 
         first, *others = each(worlds, speak)
         assert all(other == first for other in others)
         assert each(worlds, lambda world: world.gather(world.rank**2)) == [[0, 1, 4]] * 3
+
+
+@pytest.mark.parametrize(
+    ("error", "rank"),
+    [
+        (BrokenWireError("the peer has gone", 3), 3),
+        (
+            RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:1"),
+            None,
+        ),
+        (RuntimeError("no such file: /data/gloo/x.pt"), "as it is"),
+        (ConfigError("see GLOO_SOCKET_IFNAME"), "as it is"),
+    ],
+)
+def test_only_connections_that_broke_are_told_as_a_lost_rank(error: Exception, rank: object) -> None:
+    """Symptom: an error of a layer that merely named Gloo was told a minute later, as a connection that had broken."""
+    world: Any = SimpleNamespace(peer_lost=lambda rank, error: PeerLostError(f"{rank}: {error}", rank))
+    world.explained = partial(World.explained, world)
+    with pytest.raises(Exception) as found, World.naming_lost(world):
+        raise error
+    if rank == "as it is":
+        assert found.value is error
+    else:
+        assert (type(found.value), found.value.rank, found.value.__cause__) == (PeerLostError, rank, error)
 
 
 @pytest.mark.slow
