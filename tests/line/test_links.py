@@ -78,7 +78,7 @@ def test_no_more_are_on_their_way_than_the_window_holds(monkeypatch: pytest.Monk
         for number in range(50):
             one.retained.add(batch(number))
         sender, receiver = one.send(), one.receive()
-        until(lambda: len(receiver) == 2)
+        until(lambda: len(receiver) == 2 and sender.sent >= 2)
         receiver.tell("alive")  # and back: whatever was on the way has arrived
         receiver.tell_saved(0)
         assert (len(receiver), sender.sent, sender.window.is_open) == (2, 2, False)
