@@ -119,7 +119,7 @@ def test_backpropagation_under_torchrun_is_one_stage_in_replicas(
     arguments = (
         *("text", "charlm", f"--text={verses}", "--mode=bp", "--devices=cpu", "--epochs=2", PEER),
         *("--set=model.dropout=0.0", "--set=train.precision=fp32", "--set=data.steps=12", "--set=data.batch_size=5"),
-        *("--set=data.estimate_batches=3", "--set=engine.threads=1"),
+        *("--set=data.estimate_batches=3", "--set=engine.threads=1", "--set=train.lr.base=1e-3"),
     )
     alone = one_process(text.command, capsys, tmp_path / "alone", *arguments)
     said = many(tmp_path, 2, "nlpmain.py", *arguments, f"--out={tmp_path / 'many'}")
