@@ -234,3 +234,13 @@ def taken(receiver: Incoming, count: int) -> list[tuple[int, int]]:
         if (one := receiver.take(0.1)) is not None:
             found.append((one[0], number_of(one[1])))
     return found
+
+
+@contextmanager
+def cabled(**options: Any) -> Iterator[tuple[Link, Relay, Outgoing, Incoming]]:
+    """A link with a cable between its ends, which are open."""
+    with link(**options) as one, relay(one.port) as cable:
+        one.port = cable.port
+        sender = one.send()
+        one.port = cable.to
+        yield one, cable, sender, one.receive()

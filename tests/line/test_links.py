@@ -15,7 +15,7 @@ from pipeal.line.incoming import Incoming
 from pipeal.line.items import FRAME_BYTES, Packed
 from pipeal.line.link import CONNECTIONS, HEARTBEAT_S
 from pipeal.line.retained import Retained
-from tests.line.links import LONG_S, batch, link, number_of, relay, taken, until
+from tests.line.links import LONG_S, batch, cabled, link, number_of, taken, until
 
 
 def has_ipv6() -> bool:
@@ -260,11 +260,7 @@ def test_a_second_process_that_speaks_as_the_same_stage_ends_the_first(said: lis
 
 def test_a_connection_that_breaks_and_comes_back_ends_nothing() -> None:
     """What a cut cable does, at any byte. A connection that a process has made anew is not one of another process."""
-    with link() as one, relay(one.port) as cable:
-        one.port = cable.port
-        sender = one.send()
-        one.port = cable.to
-        receiver = one.receive()
+    with cabled() as (one, cable, sender, receiver):
         for number in range(60):
             one.retained.add(batch(number, 2000))
             sender.tell()
@@ -290,11 +286,7 @@ def test_items_of_several_connections_come_in_order_and_once_though_single_ones_
     """Whichever breaks or comes, and whenever: what was on its way over it comes again, and what came over others does
     not."""
     random_ = random.Random(connections)
-    with link(connections=connections) as one, relay(one.port) as cable:
-        one.port = cable.port
-        sender = one.send()
-        one.port = cable.to
-        receiver = one.receive()
+    with cabled(connections=connections) as (one, cable, sender, receiver):
         until(lambda: sender.connected)
         done = 0
         for number in range(200):
@@ -317,11 +309,7 @@ def test_a_connection_that_is_not_held_up_stays_alone(monkeypatch: pytest.Monkey
     """Symptom: over 80 Mbit/s and 100 ms four connections lost 17 % of their packets, and the line 18 % of its rate."""
     looks: list[float] = []
     monkeypatch.setattr(SendBuffer, "look", lambda self, now: bool(looks.append(now)))
-    with link() as one, relay(one.port) as cable:
-        one.port = cable.port
-        sender = one.send()
-        one.port = cable.to
-        receiver = one.receive()
+    with cabled() as (one, cable, sender, receiver):
         for number in range(30):
             one.retained.add(batch(number, 20_000))
             sender.tell()
@@ -333,11 +321,7 @@ def test_a_connection_that_is_not_held_up_stays_alone(monkeypatch: pytest.Monkey
 @pytest.mark.usefixtures("held_up")
 def test_a_link_goes_on_over_the_connections_that_stand() -> None:
     """Symptom: one that came once, and never again, as behind a firewall that counts, kept a link waiting for ever."""
-    with link() as one, relay(one.port) as cable:
-        one.port = cable.port
-        sender = one.send()
-        one.port = cable.to
-        receiver = one.receive()
+    with cabled() as (one, cable, sender, receiver):
         until(lambda: sender._over == 3 and sender.connected)
         cable.most = 2
         cable.cut_newest()
@@ -373,11 +357,7 @@ def test_what_was_taken_in_an_earlier_session_is_not_said_in_a_new_one() -> None
 
 @pytest.mark.usefixtures("held_up")
 def test_items_travel_over_all_connections() -> None:
-    with link() as one, relay(one.port) as cable:
-        one.port = cable.port
-        sender = one.send()
-        one.port = cable.to
-        receiver = one.receive()
+    with cabled() as (one, cable, sender, receiver):
         until(lambda: cable.count == 3 and sender.connected and sender._over == 3)
         for number in range(30):
             one.retained.add(batch(number, 20_000))
