@@ -12,12 +12,12 @@ import zmq
 
 from pipeal import __version__
 from pipeal.core.errors import DataError, LineError
-from pipeal.engine.distributed.send_buffer import SendBuffer, first_size
+from pipeal.engine.distributed.send_buffer import SendBuffers, first_size
 from pipeal.engine.distributed.window import Window
 from pipeal.line.link import CONNECTIONS, REFUSED, End, Keys, heard, log, packed_head, printable
 from pipeal.line.retained import Retained
 
-_EVENTS = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+_EVENTS = SendBuffers.EVENTS | zmq.EVENT_HANDSHAKE_SUCCEEDED
 
 _LEAST = 2
 """So many items may always be on their way over each connection."""
@@ -51,7 +51,7 @@ class Outgoing(End):
         self._session = 0
         self._asked_for = self._over = 0
         self._standing: set[int] = set()
-        self._buffers: dict[int, SendBuffer] = {}
+        self._buffers = SendBuffers()
         self._told_refused = False
         for _ in range(connections):  # one socket's connections to one address would be one
             made = self.open(zmq.DEALER, keys, _EVENTS | REFUSED, address)
@@ -78,18 +78,15 @@ class Outgoing(End):
 
     def _hear_of(self, event: Mapping[str, Any], number: int) -> None:
         kind = event["event"]
-        if kind == zmq.EVENT_CONNECTED:
-            self._buffers[number] = SendBuffer(event["value"], monotonic())
-        elif kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+        self._buffers.hear_of(number, event)
+        if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._standing.add(number)
             self._told_refused = False
             self._begin()
         elif kind == zmq.EVENT_DISCONNECTED:
             self._standing.discard(number)
-            self._buffers.pop(number, None)
-            if number >= self._over:
-                return  # no session goes over it
-            self._begin()
+            if number < self._over:  # a session goes over it
+                self._begin()
         elif kind & REFUSED and not self._told_refused:
             self._told_refused = True
             log.warning(
@@ -113,9 +110,7 @@ class Outgoing(End):
 
     def _widen(self) -> None:
         """Makes another connection where buffers hold up those there are, and cannot become larger."""
-        now = monotonic()
-        held_up = [one.look(now) for one in self._buffers.values()]
-        if self.connected and any(held_up) and self._asked_for == self._over < len(self._sockets):
+        if self._buffers.look() and self.connected and self._asked_for == self._over < len(self._sockets):
             log.info(
                 f"to stage {self.stage + 1} there are {self._over + 1} connections now: {self._over} may be too few"
             )

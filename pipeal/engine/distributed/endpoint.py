@@ -30,13 +30,11 @@ from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
 from pipeal.core.errors import DataError, first_line
-from pipeal.engine.distributed.send_buffer import SendBuffer, first_size
+from pipeal.engine.distributed.send_buffer import SendBuffers, first_size
 from pipeal.engine.distributed.window import Window
 
 HEAD_BYTES = 1 << 20
 """The longest head of a message; a longer one is not from a rank of this run."""
-
-_EVENTS = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 _TICK_S = 0.1
 LAST_MESSAGES_S = 2.0
@@ -161,7 +159,7 @@ class Endpoint:
         self._push: dict[int, zmq.Socket[bytes]] = {}
         self._locks: dict[int, threading.Lock] = {}
         self._monitors: dict[zmq.Socket[bytes], int] = {}
-        self._buffers: dict[int, SendBuffer] = {}
+        self._buffers = SendBuffers()
         self._unmet: set[int] = set()
         self._thread = threading.Thread(target=self._run, name=f"pipeal-endpoint-{rank}", daemon=True)
 
@@ -174,7 +172,7 @@ class Endpoint:
         for other in sorted(self._unmet):
             push = self._push[other] = self._socket(zmq.PUSH)
             self._locks[other] = threading.Lock()
-            self._monitors[push.get_monitor_socket(_EVENTS)] = other
+            self._monitors[push.get_monitor_socket(SendBuffers.EVENTS | zmq.EVENT_HANDSHAKE_SUCCEEDED)] = other
             if self._guard is not None:
                 push.curve_publickey, push.curve_secretkey = self.key.encode(), self._secret
                 push.curve_serverkey = told[other][1].encode()
@@ -282,8 +280,7 @@ class Endpoint:
                 else:
                     self._hear_of(self._monitors[found], recv_monitor_message(found))
             now = monotonic()
-            for buffer in self._buffers.values():
-                buffer.look(now)
+            self._buffers.look()
             gone = [peer for peer, since in self._ending.items() if now - since > LAST_MESSAGES_S]
             for peer in gone:
                 del self._ending[peer]
@@ -297,13 +294,11 @@ class Endpoint:
             mailbox.wake()
 
     def _hear_of(self, peer: int, event: Mapping[str, Any]) -> None:
-        kind = event["event"]
-        if kind == zmq.EVENT_CONNECTED and self._guard is not None:  # over TCP
-            self._buffers[peer] = SendBuffer(event["value"], monotonic())
-        elif kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+        if self._guard is not None:  # over TCP
+            self._buffers.hear_of(peer, event)
+        if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._unmet.discard(peer)
-        elif kind == zmq.EVENT_DISCONNECTED:
-            self._buffers.pop(peer, None)
+        elif event["event"] == zmq.EVENT_DISCONNECTED:
             self._ending.setdefault(peer, monotonic())
 
     def _receive(self) -> None:

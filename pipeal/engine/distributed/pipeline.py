@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,8 +38,6 @@ from pipeal.engine.state.layer_state import State
 from pipeal.engine.state.snapshot import Snapshot
 from pipeal.engine.state.stateful import release
 from pipeal.engine.trace import Span, StageTimes
-
-T = TypeVar("T")
 
 _STATES = -1
 """The number of the wire for states, which only some ranks use."""

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import socket
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from time import monotonic
 from typing import Any
+
+import zmq
 
 LOOK_S = 1.0
 """What a connection carries is measured over so long, from one look to the next."""
@@ -45,7 +49,7 @@ class Told:
     trip_s: float
     shortest_s: float
     buffer: int
-    ends: Any = None
+    ends: tuple[Any, Any]
 
 
 class SendBuffer:
@@ -106,6 +110,29 @@ class SendBuffer:
                 return one.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
         except OSError:  # closed meanwhile
             return wanted
+
+
+class SendBuffers:
+    """Those of connections that come and go, each by a number that its owner gives it."""
+
+    EVENTS = zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED
+    """Of these ZeroMQ's monitor is to tell."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, SendBuffer] = {}
+
+    def hear_of(self, number: int, event: Mapping[str, Any]) -> None:
+        """What the monitor of a connection says."""
+        if event["event"] == zmq.EVENT_CONNECTED:
+            self._of[number] = SendBuffer(event["value"], monotonic())
+        elif event["event"] == zmq.EVENT_DISCONNECTED:
+            self._of.pop(number, None)
+
+    def look(self) -> bool:
+        """:meth:`SendBuffer.look` at each; whether any holds its connection up."""
+        now = monotonic()
+        held_up = [one.look(now) for one in self._of.values()]  # at all of them, whatever the first says
+        return any(held_up)
 
 
 def told(file: int) -> Told | None:

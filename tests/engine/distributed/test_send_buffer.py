@@ -34,7 +34,7 @@ class Connection:
             self.near = socket.create_connection(server.getsockname())
             self.far, _ = server.accept()
         self.resize(size)
-        self.says = Told(0, 0, 0, 0.0, 0.1, 0.1, 0)
+        self.says = Told(0, 0, 0, 0.0, 0.1, 0.1, 0, ("near", "far"))
         self.now = 0.0
         self.looked = SendBuffer(self.near.fileno(), 0.0)
 
@@ -188,7 +188,7 @@ def test_what_a_system_does_not_tell_counts_as_held_up(of_size: Any, monkeypatch
 
 def test_another_connection_of_the_same_number_is_left_alone(of_size: Any) -> None:
     one = of_size(KERNELS)
-    one.says = replace(one.says, ends="others")
+    one.says = replace(one.says, ends=("near", "another"))
     assert not one.look(0.9)
     assert one.size == KERNELS
 
@@ -255,7 +255,7 @@ def test_ranks_of_several_machines_look_at_their_connections() -> None:
         ends[0].send(1, 0, ["words", {}, None, [[]], None], [torch.zeros(50_000, dtype=torch.uint8)])
 
         def carried() -> int:
-            found = told(ends[0]._buffers[1]._file)
+            found = told(ends[0]._buffers._of[1]._file)
             return 0 if found is None else found.acked
 
         until(lambda: carried() > 50_000)
