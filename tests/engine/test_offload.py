@@ -372,15 +372,17 @@ def test_a_disk_that_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytest.
     """A page that cannot be read ended the process by a signal."""
     pipe = Pipeline([layer(number) for number in range(3)], "cpu", threads=1, offload="disk", offload_folder=tmp_path)
 
-    def broken(*_: int) -> int:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    def broken(number: int) -> int:
+        raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(os, "sendfile", broken)
-    with pytest.raises(DataError, match=r"an offloaded layer: .*Input/output error"), pipe:
-        pipe.run(batches())
-    monkeypatch.setattr(os, "sendfile", lambda *_: 0)  # cut short by someone
-    with pytest.raises(DataError, match=r"an offloaded layer: .*Input/output error"), pipe:
-        pipe.run(batches())
+    for sendfile, told in (
+        (lambda *_: broken(errno.EIO), "Input/output error"),
+        (lambda *_: 0, "Input/output error"),  # cut short by someone
+        (lambda *_: broken(errno.EMFILE), r"Too many open files; .*\(ulimit -n\)"),
+    ):
+        monkeypatch.setattr(os, "sendfile", sendfile)
+        with pytest.raises(DataError, match=f"an offloaded layer: {told}"), pipe:
+            pipe.run(batches())
 
 
 def test_a_layer_is_read_whole_before_it_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,6 +66,8 @@ places could not be used again, since somebody may still have the tensor from be
 _WRITING = 2
 """So many layers may be on their way to the disk; the next one waits."""
 
+_MORE_FILES = "allow more open files (ulimit -n)"
+
 
 class MappedFile:
     """Tensors in a file without a name.
@@ -86,7 +88,7 @@ class MappedFile:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._file = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115  open as long as its tensors are
         except OSError as error:
-            todo = "allow more open files (ulimit -n)" if error.errno == errno.EMFILE else "name another offload_folder"
+            todo = _MORE_FILES if error.errno == errno.EMFILE else "name another offload_folder"
             raise DataError(
                 f"{self.folder}: {error.strerror or error}; expected a folder for offloaded layers; {todo}"
             ) from error
@@ -168,7 +170,7 @@ class MappedFile:
             mapped = mmap.mmap(self._file.fileno(), size, offset=self.size)
         except OSError as error:
             if error.errno == errno.EMFILE:
-                todo = "an offloaded layer takes three open files or more; allow more of them (ulimit -n)"
+                todo = f"an offloaded layer takes three or more; {_MORE_FILES}"
             else:
                 free = os.statvfs(self.folder)
                 todo = (
@@ -286,7 +288,8 @@ class DiskOffload(Home):
             done.result()
         except OSError as error:
             folder = self._folder or tempfile.gettempdir()
-            raise DataError(f"{folder}: an offloaded layer: {error.strerror or error}") from error
+            todo = f"; {_MORE_FILES}" if error.errno == errno.EMFILE else ""  # to read a layer takes one for a moment
+            raise DataError(f"{folder}: an offloaded layer: {error.strerror or error}{todo}") from error
 
 
 def away(tree: T, folder: str | Path | None) -> T:
