@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -41,3 +43,19 @@ def test_other_methods_have_rows() -> None:
     for rows in found.values():
         for row in rows:
             assert min(row["packet_ms"], row["ideal_ms"], row["bound_ms"]) > 0.0
+
+
+def test_rows_name_the_machine_they_are_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All bore the name of the first, though a file grows on several."""
+    monkeypatch.syspath_prepend(str(BENCH))
+    distance = import_module("distance")
+    row = distance.Row("pipeal", 0.0, 1000.0, 0, 16.0, 15.0, 15.1, 0.9, 1.0, 0.0)
+    first = distance.Kept.read(tmp_path / "rows.json")
+    first.add(row)
+    first.add(replace(row, turn=1))
+    monkeypatch.setattr(distance, "environment", lambda: {"cpu": "another"})
+    second = distance.Kept.read(tmp_path / "rows.json")
+    second.add(replace(row, turn=2))
+    again = distance.Kept.read(tmp_path / "rows.json")
+    assert [one["cpu"] for one in again.machines] == [first.here["cpu"], "another"]
+    assert [one.machine for one in again.rows.values()] == [0, 0, 1]

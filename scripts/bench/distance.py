@@ -97,6 +97,7 @@ class Row:
         slept: The share of the ideal for as long as the steps really took: sleepers wake late on a busy machine.
         open_s: Until all were connected and the first packet was through.
         load: The machine's load average.
+        machine: The number of the machine, of those whose rows are in the file.
     """
 
     method: str
@@ -115,6 +116,7 @@ class Row:
     slept: float | None = None
     open_s: float | None = None
     load: float = 0.0
+    machine: int = 0
 
     @property
     def key(self) -> tuple[str, float, float, int]:
@@ -288,9 +290,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, default=RESULTS, metavar="FILE")
     options = parser.parse_args(arguments)
     kept = Kept.read(options.json, options.tcp)
-    if options.tcp and not kept.machine["tcp"].startswith(f"tcp_congestion_control {options.tcp},"):
+    if others := {tcp for machine in kept.machines if (tcp := machine["tcp"].partition(",")[0]) != kept.tcp}:
         parser.error(
-            f"{options.json} has rows of {kept.machine['tcp'].partition(',')[0]}; name another file with --json"
+            f"{options.json} has rows of {', '.join(others)}, not of {kept.tcp}; name another file with --json"
         )
     try:
         with long_line(STAGES, tcp=options.tcp) as line:
@@ -317,7 +319,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if str(step_ms) not in kept.loopback:
                 kept.add_loopback(str(step_ms), loopback(step_ms))
                 print(f"on one machine, steps of {step_ms:g} ms: {kept.loopback[str(step_ms)]:.1%} busy", flush=True)
-    print("  ".join(f"{key} {value}" for key, value in kept.machine.items()))
+    for number, machine in enumerate(kept.machines):
+        print(f"machine {number}:", "  ".join(f"{key} {value}" for key, value in machine.items()))
     print_rows(kept.rows.values())
     if kept.loopback:
         busy = [float(step) for step, share in kept.loopback.items() if share >= BUSY]
@@ -330,7 +333,8 @@ class Kept:
 
     def __init__(self, path: Path, figures: Mapping[str, Any], tcp: str | None) -> None:
         self.path = path
-        self.machine: dict[str, Any] = figures.get("machine") or environment() | {"tcp": _tcp(tcp)}
+        self.here: dict[str, Any] = environment() | {"tcp": _tcp(tcp)}
+        self.machines: list[dict[str, Any]] = list(figures.get("machines", []))
         self.links: dict[str, Any] = dict(figures.get("links", {}))
         self.loopback: dict[str, float] = dict(figures.get("loopback", {}))
         rows = [Row(**row) for row in figures.get("rows", [])]
@@ -341,9 +345,16 @@ class Kept:
         """What a file holds, or nothing yet; ``tcp`` as for :func:`long_line.started`."""
         return cls(path, json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}, tcp)
 
+    @property
+    def tcp(self) -> str:
+        """What keeps TCP from sending too much here."""
+        return str(self.here["tcp"].partition(",")[0])
+
     def add(self, row: Row) -> Row:
-        """Keeps a row."""
-        self.rows[row.key] = row
+        """Keeps a row, as one of this machine."""
+        if self.here not in self.machines:
+            self.machines.append(self.here)
+        self.rows[row.key] = row = replace(row, machine=self.machines.index(self.here))
         self._write()
         return row
 
@@ -359,7 +370,7 @@ class Kept:
 
     def _write(self) -> None:
         rows = [asdict(row) for row in self.rows.values()]
-        found = {"machine": self.machine, "links": self.links, "loopback": self.loopback, "rows": rows}
+        found = {"machines": self.machines, "links": self.links, "loopback": self.loopback, "rows": rows}
         write_json(self.path, found)
 
 
@@ -420,6 +431,7 @@ def print_rows(rows: Iterable[Row]) -> None:
         "windows",
         "parts",
         "open s",
+        "machine",
     ]
 
     def share(part: float | None) -> Cell:
@@ -451,6 +463,7 @@ def print_rows(rows: Iterable[Row]) -> None:
                 " ".join(map(str, row.window)) or None,
                 row.parts,
                 None if row.open_s is None else round(row.open_s, 1),
+                row.machine,
             ]
             for row, turns in middle(rows)
         ],
