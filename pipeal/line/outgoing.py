@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from itertools import count
 from time import monotonic
 from typing import Any
@@ -21,6 +22,9 @@ _EVENTS = SendBuffers.EVENTS | zmq.EVENT_HANDSHAKE_SUCCEEDED
 
 _LEAST = 2
 """So many items may always be on their way over each connection."""
+
+AGAIN_S = 10.0
+"""So long after connections were last made or lost, those that are not there are made anew."""
 
 
 class Outgoing(End):
@@ -53,6 +57,7 @@ class Outgoing(End):
         self._standing: set[int] = set()
         self._buffers = SendBuffers()
         self._told_refused = False
+        self._tried_at = monotonic()
         for _ in range(connections):  # one socket's connections to one address would be one
             made = self.open(zmq.DEALER, keys, _EVENTS | REFUSED, address)
             made.setsockopt(zmq.IMMEDIATE, 1)  # what is not on its way by then is sent again
@@ -97,9 +102,25 @@ class Outgoing(End):
     def _join(self) -> None:
         self._sockets[self._asked_for].connect(f"tcp://{self.address}")
         self._asked_for += 1
+        self._tried_at = monotonic()
+
+    def _try_again(self) -> None:
+        """Makes connections anew that are not there, and a session where there is none.
+
+        ZeroMQ tries again by itself where nobody answers. Where something else did once, such as a server of another
+        kind, or the next stage refused the key, it gives the address up and says nothing.
+        """
+        self._tried_at = monotonic()
+        for number in set(range(self._asked_for)) - self._standing:
+            with suppress(zmq.ZMQError):  # it was given up
+                self._sockets[number].disconnect(f"tcp://{self.address}")
+            self._sockets[number].connect(f"tcp://{self.address}")
+        if not self.connected:
+            self._begin()
 
     def _begin(self) -> None:
         """Begins a session over the connections that stand: what was on the way over one that broke comes again."""
+        self._tried_at = monotonic()
         self.set_connected(False)  # until it has been said with which item to go on
         before, self._over = self._over, next(number for number in count() if number not in self._standing)
         if self._over:
@@ -166,6 +187,9 @@ class Outgoing(End):
 
     def _look(self) -> None:
         """Sends what is to be sent, as far as the window has room."""
+        is_whole = self.connected and self._over == self._asked_for
+        if not is_whole and monotonic() - self._tried_at > AGAIN_S:
+            self._try_again()
         self._widen()
         while self.connected and self.window.is_open and (item := self.retained.get(self.sent)) is not None:
             head = packed_head(["item", self._session, self.sent, *item.head()])

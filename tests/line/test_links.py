@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import socket
+from contextlib import suppress
+from dataclasses import replace
 from time import monotonic
 
 import pytest
@@ -11,11 +13,12 @@ import pytest
 from pipeal.core.errors import ConfigError, DataError, LineError
 from pipeal.engine.distributed.send_buffer import SendBuffer
 from pipeal.engine.distributed.window import Window
+from pipeal.line import outgoing
 from pipeal.line.incoming import Incoming
 from pipeal.line.items import FRAME_BYTES, Packed
 from pipeal.line.link import CONNECTIONS, HEARTBEAT_S
 from pipeal.line.retained import Retained
-from tests.line.links import LONG_S, batch, cabled, link, number_of, taken, until
+from tests.line.links import LONG_S, batch, cabled, key_pair, link, number_of, taken, until
 
 
 def has_ipv6() -> bool:
@@ -271,6 +274,35 @@ def test_a_connection_that_breaks_and_comes_back_ends_nothing() -> None:
             until(lambda: not sender.connected)
             receiver.tell_saved(60)  # there is no connection; it is said again when there is one
         until(lambda: one.retained.first == 60)
+        assert sender.failure is None
+
+
+@pytest.mark.parametrize("other", ["web", "key"])
+def test_what_answered_at_the_address_before_keeps_no_stage_away(other: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Symptom: stages waited for each other without end. Cause: ZeroMQ gives up where something else answers, or where
+    the key is refused, as by a stage that was started with old files."""
+    monkeypatch.setattr(outgoing, "AGAIN_S", 0.3)
+    with link() as one:
+        one.retained.add(batch(0))
+        if other == "web":
+            with socket.create_server(("127.0.0.1", one.port)) as server:
+                sender = one.send()
+                for _ in range(2):  # given up, and tried again
+                    server.settimeout(LONG_S)
+                    taker, _ = server.accept()
+                    with taker:
+                        taker.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 4)
+                        taker.settimeout(LONG_S)
+                        with suppress(ConnectionResetError):
+                            while taker.recv(1000):
+                                pass
+        else:
+            known, one.late = one.late, replace(one.late, peer=key_pair()[0])
+            old, sender = one.receive(), one.send()
+            until(lambda: sender._told_refused)
+            old.close(0)
+            one.late = known
+        assert taken(one.receive(), 1) == numbers(0, 1)
         assert sender.failure is None
 
 
