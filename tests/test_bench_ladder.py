@@ -418,7 +418,7 @@ def test_stages_in_processes_learn_what_one_process_learns(
     for module, cores in (("rung_training", 1), ("rung_data", 2)):
         monkeypatch.setattr(bench[module], "cores", lambda cores=cores: cores)
     task = bench["rung_data"].task_of("charlm", torch.device("cpu"), str(real_data))
-    setting = bench["rungs"].Setting("al", operators="ours", precision="bf16", fused=True, engine=True)
+    setting = bench["rungs"].Setting("al", operators="ours", fused=True, engine=True)
     stages = replace(setting, staged=True, processes=2)
     one = bench["ladder_ranks"].in_processes(task, stages, 1, 4)
     assert one.loss == bench["rung_training"].train(task, setting, 1, 4).loss

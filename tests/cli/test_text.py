@@ -484,7 +484,7 @@ def test_devices_as_typed() -> None:
 @pytest.mark.slow
 def test_real_news_are_learnt(real_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = leaves(
-        capsys, "ag_news", "TransformerAL", "--data-root", str(real_data), "--epochs", "2", "--devices", "cpu*2",
+        capsys, "ag_news", "TransformerAL", "--data-root", str(real_data), "--epochs", "1", "--devices", "cpu*2",
         "--out", str(tmp_path), "--set=train.train_accuracy_samples=500", "--set=model.embedding_dim=96",
         "--set=model.x_hid=96", "--set=model.y_hid=64", "--set=train.lr.base=4e-3",
     )  # fmt: skip

@@ -280,7 +280,6 @@ def assert_close(found: Outcome, wanted: Outcome) -> None:
     ("how", "rows", "dropout"),
     [
         ("static", [4, 4, 3], Dropout),
-        ("static", [4, 3], nn.Dropout),
         ("dynamic", [4, 3, 6, 2], nn.Dropout),
         ("dynamic", [4, 3], Dropout),
     ],
@@ -292,14 +291,15 @@ def test_every_schedule_leaves_the_same_bits_compiled(
 ) -> None:
     """With the real kernels; a smaller last batch; the result is the uncompiled one up to rounding.
 
-    Not with the dropout of PyTorch, of which its compiler makes its own masks: there one schedule is enough.
+    Not with the dropout of PyTorch, of which its compiler makes its own masks. There one schedule is enough, as it is
+    with a program for each shape, whose programs take a minute.
 
     PyTorch's caches are empty for the first training, and not for the others: what they hold changes nothing.
     """
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     build = partial(pair, dropout)
     wanted = train("sequential", [2], rows, build, compile=how)
-    for schedule in SCHEDULES if dropout is Dropout else ("pipelined",):
+    for schedule in SCHEDULES if (how, dropout) == ("dynamic", Dropout) else ("pipelined",):
         assert train(schedule, [1, 1], rows, build, compile=how).differences(wanted) == []
     plain = train("sequential", [2], rows, build)
     if dropout is Dropout:
@@ -396,8 +396,7 @@ class Folds(nn.Module):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["static", "dynamic"])
-@pytest.mark.parametrize("block", [Looks, Folds])
+@pytest.mark.parametrize(("block", "how"), [(Looks, "static"), (Folds, "dynamic")])
 def test_threads_add_to_one_place_in_one_order(block: type[nn.Module], how: Any) -> None:
     """Symptom: no two trainings alike. Cause: threads added to the gradient of an embedding as they came."""
     draw = torch.Generator().manual_seed(3)

@@ -137,7 +137,7 @@ class Made:
         if self.name == "torchvision":
             pytest.importorskip("torchvision.models")
             return resnet18_layers(form, 32)
-        return list(build_vision(self.name, mode, classes=10, dims=VisionDims(size=32)))
+        return list(build_vision(self.name, mode, classes=10, dims=VisionDims(size=32, width=0.25)))
 
     def batch(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Of 24 samples."""
