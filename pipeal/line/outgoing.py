@@ -24,7 +24,7 @@ _LEAST = 2
 """So many items may always be on their way over each connection."""
 
 AGAIN_S = 10.0
-"""So long after connections were last made or lost, those that are not there are made anew."""
+"""So long after connections were last made or lost, those that are gone are made anew."""
 
 
 class Outgoing(End):
@@ -56,7 +56,8 @@ class Outgoing(End):
         self._asked_for = self._over = 0
         self._standing: set[int] = set()
         self._buffers = SendBuffers()
-        self._told_refused = False
+        self._gone: set[int] = set()
+        self._told_refused = self._told_lost = False
         self._tried_at = monotonic()
         for _ in range(connections):  # one socket's connections to one address would be one
             made = self.open(zmq.DEALER, keys, _EVENTS | REFUSED, address)
@@ -84,11 +85,14 @@ class Outgoing(End):
     def _hear_of(self, event: Mapping[str, Any], number: int) -> None:
         kind = event["event"]
         self._buffers.hear_of(number, event)
-        if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+        if kind == zmq.EVENT_CONNECTED:
+            self._gone.discard(number)
+        elif kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._standing.add(number)
-            self._told_refused = False
+            self._told_refused = self._told_lost = False
             self._begin()
         elif kind == zmq.EVENT_DISCONNECTED:
+            self._gone.add(number)
             self._standing.discard(number)
             if number < self._over:  # a session goes over it
                 self._begin()
@@ -105,13 +109,15 @@ class Outgoing(End):
         self._tried_at = monotonic()
 
     def _try_again(self) -> None:
-        """Makes connections anew that are not there, and a session where there is none.
+        """Makes connections anew that came and went, and a session where there is none.
 
         ZeroMQ tries again by itself where nobody answers. Where something else did once, such as a server of another
-        kind, or the next stage refused the key, it gives the address up and says nothing.
+        kind, or the next stage refused the key, it gives the address up and says nothing. Nothing else is made anew: a
+        handshake may take long, and so may a name.
         """
         self._tried_at = monotonic()
-        for number in set(range(self._asked_for)) - self._standing:
+        gone, self._gone = self._gone, set()
+        for number in gone:
             with suppress(zmq.ZMQError):  # it was given up
                 self._sockets[number].disconnect(f"tcp://{self.address}")
             self._sockets[number].connect(f"tcp://{self.address}")
@@ -156,10 +162,12 @@ class Outgoing(End):
         if kind == "want":
             number, saved = _number(facts[0]), _number(facts[1])
             if number < self.retained.first:
-                log.warning(
-                    f"stage {self.stage + 1} asks for item {number}, but had saved all before {self.retained.first}: "
-                    "it has lost its newest snapshot, and ends"
-                )
+                if not self._told_lost:
+                    self._told_lost = True
+                    log.warning(
+                        f"stage {self.stage + 1} asks for item {number}, but had saved all before "
+                        f"{self.retained.first}: it has lost its newest snapshot, and ends"
+                    )
                 self.send(["lost", self.retained.first])
                 return
             if saved > number:
@@ -187,8 +195,7 @@ class Outgoing(End):
 
     def _look(self) -> None:
         """Sends what is to be sent, as far as the window has room."""
-        is_whole = self.connected and self._over == self._asked_for
-        if not is_whole and monotonic() - self._tried_at > AGAIN_S:
+        if (self._gone or not self.connected) and monotonic() - self._tried_at > AGAIN_S:
             self._try_again()
         self._widen()
         while self.connected and self.window.is_open and (item := self.retained.get(self.sent)) is not None:

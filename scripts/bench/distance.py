@@ -290,10 +290,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, default=RESULTS, metavar="FILE")
     options = parser.parse_args(arguments)
     kept = Kept.read(options.json, options.tcp)
-    if others := {tcp for machine in kept.machines if (tcp := machine["tcp"].partition(",")[0]) != kept.tcp}:
-        parser.error(
-            f"{options.json} has rows of {', '.join(others)}, not of {kept.tcp}; name another file with --json"
-        )
+    others = {tcp for machine in kept.machines if (tcp := machine["tcp"].partition(",")[0]) != kept.tcp}
+    if others and not options.quick:
+        found = f"{options.json} has rows of {', '.join(sorted(others))}, not of {kept.tcp}"
+        parser.error(f"{found}; name another file with --json")
     try:
         with long_line(STAGES, tcp=options.tcp) as line:
             if options.quick:

@@ -170,7 +170,7 @@ class MappedFile:
             mapped = mmap.mmap(self._file.fileno(), size, offset=self.size)
         except OSError as error:
             if error.errno == errno.EMFILE:
-                todo = f"an offloaded layer takes three or more; {_MORE_FILES}"
+                todo = f"an offloaded layer takes three files or more; {_MORE_FILES}"
             else:
                 free = os.statvfs(self.folder)
                 todo = (
