@@ -210,14 +210,17 @@ class Outgoing(End):
         self._send_frames([packed_head([words[0], self._session, *words[1:]])])
 
     def _send_frames(self, frames: list[Any], number: int = 0) -> bool:
-        made = self._sockets[number]
-        try:
-            made.getsockopt(zmq.EVENTS)  # has it see a connection that was made this very moment
-            made.send_multipart(frames, zmq.NOBLOCK, copy=False)
-            return True
-        except zmq.Again:  # it has no connection: with the next one a session begins
-            self.set_connected(False)
-            return False
+        made, last = self._sockets[number], len(frames) - 1
+        made.getsockopt(zmq.EVENTS)  # has it see a connection that was made this very moment
+        for place, frame in enumerate(frames):
+            try:
+                made.send(frame, zmq.NOBLOCK | (zmq.SNDMORE if place < last else 0), copy=False)
+            except zmq.Again:  # it has no connection: with the next one a session begins
+                if 0 < place < last:  # ZeroMQ drops what comes up to the end of such a message, else the next hello
+                    made.send(b"", zmq.NOBLOCK)
+                self.set_connected(False)
+                return False
+        return True
 
 
 def _number(value: Any) -> int:

@@ -6,9 +6,12 @@ import random
 import socket
 from contextlib import suppress
 from dataclasses import replace
-from time import monotonic
+from threading import Event
+from time import monotonic, sleep
+from typing import Any
 
 import pytest
+import zmq
 
 from pipeal.core.errors import ConfigError, DataError, LineError
 from pipeal.engine.distributed.send_buffer import SendBuffer
@@ -275,6 +278,32 @@ def test_a_connection_that_breaks_and_comes_back_ends_nothing() -> None:
             receiver.tell_saved(60)  # there is no connection; it is said again when there is one
         until(lambda: one.retained.first == 60)
         assert sender.failure is None
+
+
+def test_a_connection_that_breaks_amid_an_item_keeps_no_stage_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Symptom: stages waited for each other without end. Cause: ZeroMQ dropped the first word of the new session, as if
+    it were the rest of the item."""
+    monkeypatch.setattr(outgoing, "AGAIN_S", 1e9)
+    send, amid, gone = zmq.Socket.send, Event(), Event()
+
+    def held(self: zmq.Socket, data: Any, flags: int = 0, **how: Any) -> Any:
+        if flags & zmq.SNDMORE and len(memoryview(data)) == FRAME_BYTES and not amid.is_set():
+            amid.set()
+            assert gone.wait(LONG_S)
+            sender._monitors[0].poll()  # it says that the connection has broken
+            sleep(0.1)  # and soon after nothing is taken any more
+        return send(self, data, flags, **how)
+
+    with link() as one:
+        sender, receiver = one.send(), one.receive()
+        until(lambda: sender.connected)
+        monkeypatch.setattr(zmq.Socket, "send", held)
+        one.retained.add(batch(0, FRAME_BYTES))
+        sender.tell()
+        assert amid.wait(LONG_S)
+        receiver.close(0)
+        gone.set()
+        assert taken(one.receive(), 1) == numbers(0, 1)
 
 
 @pytest.mark.parametrize("other", ["web", "key"])
