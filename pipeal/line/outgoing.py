@@ -24,7 +24,7 @@ _LEAST = 2
 """So many items may always be on their way over each connection."""
 
 AGAIN_S = 10.0
-"""So long after connections were last made or lost, those that are gone are made anew."""
+"""So long after connections were last made or lost, those that are gone are made again."""
 
 
 class Outgoing(End):
@@ -58,7 +58,6 @@ class Outgoing(End):
         self._buffers = SendBuffers()
         self._gone: set[int] = set()
         self._told_refused = self._told_lost = False
-        self._tried_at = monotonic()
         for _ in range(connections):  # one socket's connections to one address would be one
             made = self.open(zmq.DEALER, keys, _EVENTS | REFUSED, address)
             made.setsockopt(zmq.IMMEDIATE, 1)  # what is not on its way by then is sent again
@@ -109,10 +108,10 @@ class Outgoing(End):
         self._tried_at = monotonic()
 
     def _try_again(self) -> None:
-        """Makes connections anew that came and went, and a session where there is none.
+        """Makes connections again that came and went, and a session where there is none.
 
-        ZeroMQ tries again by itself where nobody answers. Where something else did once, such as a server of another
-        kind, or the next stage refused the key, it gives the address up and says nothing. Nothing else is made anew: a
+        ZeroMQ tries again by itself where none answers. Where something else did once, such as a server of another
+        kind, or the next stage refused the key, it gives the address up and says nothing. Nothing else is made again: a
         handshake may take long, and so may a name.
         """
         self._tried_at = monotonic()
