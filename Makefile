@@ -53,10 +53,11 @@ bench: $(READY)  ## some of the benchmarks in scripts/bench; each prints the mac
 	$(BIN)/python scripts/bench/gpu.py --quick
 	$(BIN)/python scripts/bench/overhead.py transformer --data-root "$${PIPEAL_DATA:-data}"
 
+# Modules are compiled when they are first imported: all of torch and what it brings takes a minute of one core.
 $(READY): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "pipeal needs Python 3.10 or newer: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --disable-pip-version-check -q -e '.[dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check -q --no-compile -e '.[dev]'
 	touch $@
 
 clean:
