@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import tempfile
 from collections.abc import Mapping
 from contextlib import closing
@@ -68,12 +69,13 @@ def check_config(config: RunConfig) -> None:
         )
 
 
-def first_item(experiment: Experiment, config: RunConfig, before: Position | None) -> Item:
+def first_item(experiment: Experiment, config: RunConfig, begun: str, before: Position | None) -> Item:
     """The item that a line begins with.
 
     Args:
         experiment: Has read the data.
         config: As :func:`kept_choice` gave it.
+        begun: Likewise.
         before: Where the training stood that it goes on with; None for a new one.
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -83,6 +85,7 @@ def first_item(experiment: Experiment, config: RunConfig, before: Position | Non
     if before is not None:  # a row for each epoch may be more than fits beside tensors
         files[POSITION] = torch.frombuffer(bytearray(json.dumps(before.state()).encode()), dtype=torch.uint8)
     facts = {
+        "begun": begun,
         "asked": dump_config(experiment.config),
         "config": dump_config(config),
         "blueprint": experiment.models.under(config).blueprint,
@@ -124,8 +127,9 @@ def end_of_epoch(path: Path) -> ResumedTraining:
     )
 
 
-def kept_choice(folder: Path, line: LineFile, experiment: Experiment, device: str) -> Any:
-    """The configuration with every choice made; measures layers where the sizes of stages are left open.
+def kept_choice(folder: Path, line: LineFile, experiment: Experiment, device: str) -> tuple[Any, str]:
+    """The configuration with every choice made, and the name of this beginning, which no other one has; measures layers
+    where the sizes of stages are left open.
 
     What was measured and chosen holds from then on: the next stage may have saved it before this one does.
 
@@ -149,16 +153,18 @@ def kept_choice(folder: Path, line: LineFile, experiment: Experiment, device: st
         if found.get("line") == line.line:
             require_same_config(experiment, found.get("asked"))
             require_same_fixed(line, json.loads(found.get("fixed", "{}")))
-            return load_config(type(experiment.config), values=document.parse(found["config"], source="stage 0"))
-    config = _chosen(experiment, line, device)
+            config = load_config(type(experiment.config), values=document.parse(found["config"], source="stage 0"))
+            return config, found["begun"]
+    config, begun = _chosen(experiment, line, device), secrets.token_hex(8)
     kept = {
         "line": line.line,
+        "begun": begun,
         "asked": dump_config(experiment.config),
         "config": dump_config(config),
         "fixed": json.dumps(line.fixed),
     }
     write_whole(path, json.dumps(kept) + "\n")
-    return config
+    return config, begun
 
 
 def _chosen(experiment: Experiment, line: LineFile, device: str) -> Any:

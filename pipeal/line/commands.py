@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -136,6 +138,7 @@ def run(*, file: str, stage: int, key: str | None, folder: str | None, run_folde
         Path(run_folder) if run_folder is not None else path.parent / "run",
     )
     keep_freed_memory()
+    _allow_all_files()
     with refusals_told(f"{place.folder}: cannot be made", "; name another --folder"):
         make_folder(place.folder)
     lock = FileLock.take(place.folder / ".lock")
@@ -153,6 +156,14 @@ def run(*, file: str, stage: int, key: str | None, folder: str | None, run_folde
         print(f"stage {stage} has done its part; the run lies with stage {last}, at {line.stages[last].address}")
     elif place.run.is_dir():  # or, started once more after the end, it finds it moved
         _print_run(place.run)
+
+
+def _allow_all_files() -> None:
+    """Has the system let this process open as many files as it may: whoever connects to the port takes one for a while,
+    and snapshots need some."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _print_run(folder: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 from time import monotonic
 from typing import Any
 
@@ -15,7 +17,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from pipeal import __version__
-from pipeal.core.errors import ConfigError, DataError, LineError
+from pipeal.core.errors import ConfigError, DataError, LineError, first_line
 from pipeal.line.items import Packed
 from pipeal.line.link import MOST_CONNECTIONS, REFUSED, End, Keys, heard, log, packed_head, printable
 from pipeal.line.status import stages_before
@@ -24,6 +26,9 @@ _SHAKEN = zmq.EVENT_HANDSHAKE_SUCCEEDED
 
 _NONE = 1 << 62
 """Beyond the number of any item."""
+
+_PATIENCE_S = 1.0
+"""So long after an item was refused it is asked for again: what there was no memory for may have some then."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,7 @@ class Incoming(End):
         address: ``host:port``, where it listens.
         keys: Of both.
         line: The line's name.
+        begun: As for :class:`End`.
         first: The number of the item to go on with: a snapshot covers all before it.
         largest_bytes: Of a tensor, there where it arrives; an item with a larger one is refused.
         room_bytes: Items of so many bytes, with their heads, may wait to be taken. One that comes then is let go, and
@@ -63,11 +69,12 @@ class Incoming(End):
         keys: Keys,
         line: str,
         first: int,
+        begun: str | None = None,
         *,
         largest_bytes: int,
         room_bytes: float,
     ) -> None:
-        super().__init__(f"pipeal-line-{stage}-in", line, threading.Condition())
+        super().__init__(f"pipeal-line-{stage}-in", line, begun, threading.Condition())
         self.stage = stage
         self.saved = self._expected = self._next = first
         self._next_over = [first]
@@ -81,13 +88,17 @@ class Incoming(End):
         self._arrived: deque[_Waiting] = deque()
         self._peer: bytes | None = None
         self._session = -1
+        self._life, self._lives_sessions = -1, 0
+        self._former_lives: set[int] = set()
         self._probed_at = 0.0
         self._asked_again = -1
+        self._has_met = False
+        self._refused, self._ask_again_at = (-1, -1), inf
         self._allowed = keys.peer
         self._guard = ThreadAuthenticator(self.context)
         self._guard.start()
         self._guard.configure_curve_callback(credentials_provider=self)
-        events = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | _SHAKEN | REFUSED
+        events = zmq.EVENT_ACCEPTED | zmq.EVENT_ACCEPT_FAILED | zmq.EVENT_DISCONNECTED | _SHAKEN | REFUSED
         made = self._socket = self.open(zmq.ROUTER, keys, events, address)
         made.setsockopt(zmq.ROUTER_MANDATORY, 1)
         made.curve_server = True
@@ -132,6 +143,11 @@ class Incoming(End):
         self.tell("taken", monotonic() - found.at, found.session)
         return number, found.item
 
+    def part(self) -> None:
+        """Lets the stage before know that it need not wait for this one."""
+        self.bye = False  # where it has not heard, it says so again
+        self.tell("parted")
+
     def tell_saved(self, number: int) -> None:
         """Lets the stage before know that a snapshot covers all items before a number."""
         self.saved = number
@@ -143,6 +159,9 @@ class Incoming(End):
     def _look(self) -> None:
         if self._let_go == self._expected and not self._arrived:
             self._let_go = _NONE
+            self.send(["again"])
+        if monotonic() > self._ask_again_at:
+            self._ask_again_at = inf
             self.send(["again"])
         if monotonic() - self._probed_at > 1.0:  # a peer that is gone shows when something is sent to it
             self._probed_at = monotonic()
@@ -156,6 +175,8 @@ class Incoming(End):
         kind, file = event["event"], event["value"]
         if kind == zmq.EVENT_ACCEPTED:
             self._strange.add(file)
+        elif kind == zmq.EVENT_ACCEPT_FAILED:
+            self.refusals.tell(f"a connection could not be taken: {os.strerror(file)}")
         elif kind == zmq.EVENT_DISCONNECTED and file in self._strange:
             self._strange.remove(file)
             self.refusals.tell("a connection of something that is no stage of this line was refused")
@@ -195,6 +216,8 @@ class Incoming(End):
                 self.wants_snapshot = True
             elif kind == "bye":
                 self.bye = True
+            elif kind == "begun":
+                self._meet(facts[0])
             elif kind == "status":
                 self.statuses = stages_before(self.stage, facts[0])
             elif kind == "stop":
@@ -213,11 +236,16 @@ class Incoming(End):
         """An item has come, perhaps before those that travel over other connections."""
         over = number % len(self._next_over)
         if number > self._next_over[over]:
-            if self._asked_again != self._expected and self._next_over[over] < self._let_go:
+            waits = self._asked_again == self._expected or self._refused == (self._next_over[over], self._session)
+            if not waits and self._next_over[over] < self._let_go:
                 self._asked_again = self._expected  # one before it, over the same connection, was refused
                 self.send(["again"])
         elif number == self._next_over[over]:
-            item = Packed.arrived(head, frames, self._largest_bytes)
+            try:
+                item = Packed.arrived(head, frames, self._largest_bytes)
+            except Exception as error:
+                self._refuse(number, error)
+                raise
             size = item.size + head_bytes  # or items without tensors would fill memory
             with self.changed:
                 room = self._waiting_bytes + size <= self._room_bytes
@@ -232,27 +260,74 @@ class Incoming(End):
                     self._expected += 1
                 self.changed.notify_all()
 
-    def _greet(self, peer: bytes, session: int, line: str, stage: int, version: str, connections: int) -> None:
+    def _refuse(self, number: int, error: Exception) -> None:
+        """Has an item come again that could not be taken, as for want of memory; one that came again ends the stage."""
+        before, session = self._refused
+        if number == before and session != self._session:
+            why = str(error) if isinstance(error, DataError) else first_line(error)
+            self.fail(DataError(f"item {number} of stage {self.stage - 1} was refused twice: {why}"))
+        elif (number, self._session) != self._refused:
+            self._refused, self._ask_again_at = (number, self._session), monotonic() + _PATIENCE_S
+
+    def _meet(self, begun: Any) -> None:
+        """Ends the stage where the one before has begun again from nothing, with items that only seem to go on; else
+        says what is saved, for which that one must know its beginning if this one does."""
+        self._has_met = begun is not None or self.begun is None
+        if begun is not None and self.begun is not None and begun != self.begun:
+            self._has_met = False
+            self.fail(
+                DataError(
+                    f"stage {self.stage - 1} has begun the line again, and this stage's snapshots are of the time "
+                    "before; remove this stage's folder as well, or put back those of the stages before"
+                )
+            )
+        self.send(["saved", self.saved])
+
+    def _greet(
+        self,
+        peer: bytes,
+        session: int,
+        line: str,
+        stage: int,
+        version: str,
+        connections: int,
+        life: int,
+        sessions: int,
+        begun: str | None,
+    ) -> None:
         if line != self.line or stage != self.stage - 1:
             came = f"stage {stage} of the line {str(line)[:40]!r} came"
             raise ValueError(f"{came}, stage {self.stage - 1} of {self.line!r} was expected")
         if type(connections) is not int or not 1 <= connections <= MOST_CONNECTIONS:
             raise ValueError(f"it has {str(connections)[:40]!r} connections")
+        if not (type(life) is type(sessions) is int):
+            raise TypeError("it does not say which life of its stage it is")
+        if life in self._former_lives:  # which goes on beside the present one, or has ended with this on its way
+            self._say_replaced(peer, session)
+            return
+        if life == self._life and sessions <= self._lives_sessions:
+            return  # it was on its way over a connection that is no more
         if version != __version__:
             log.warning(f"stage {stage} has pipeal {str(version)[:20]!r}, this one {__version__}: bits may differ")
-        if self._peer != peer:
+        if peer != self._peer:
             self._asked_again = -1
+        if life != self._life:
+            self._former_lives.add(self._life)
             if self._peer is not None:
-                # The same process, which has made a connection anew, lets this word of the old one go.
-                with suppress(zmq.ZMQError):
-                    self._socket.send_multipart([self._peer, packed_head(["replaced", self._session])], zmq.NOBLOCK)
+                self._say_replaced(self._peer, self._session)
+        self._life, self._lives_sessions = life, sessions
         self._peer, self._session, self._let_go = peer, session, _NONE
         with self.changed:
             self._waiting_bytes -= sum(one.size for one in self._early.values())
             self._early.clear()
         self._next_over = [self._expected + (i - self._expected) % connections for i in range(connections)]
         self.set_connected(True)
-        self.send(["want", self._expected, self.saved])
+        self.send(["want", self._expected])
+        self._meet(begun)
+
+    def _say_replaced(self, peer: bytes, session: int) -> None:
+        with suppress(zmq.ZMQError):  # it is gone
+            self._socket.send_multipart([peer, packed_head(["replaced", session])], zmq.NOBLOCK)
 
     def send(self, words: list[Any]) -> None:
         """As said there."""
@@ -260,6 +335,8 @@ class Incoming(End):
             return
         if words[0] == "taken" and words.pop() != self._session:
             return  # in a session since then, the stage before counts others
+        if words[0] == "saved" and not self._has_met:
+            return  # it is said when they have
         try:
             self._socket.send_multipart([self._peer, packed_head([words[0], self._session, *words[1:]])], zmq.NOBLOCK)
         except zmq.ZMQError as error:

@@ -16,6 +16,7 @@ from pipeal.core.tree import Tree, map_tensors
 from pipeal.core.tree import tensors as tensors_of
 from pipeal.core.tree_codec import Form, dtype_named, put_together, taken_apart
 from pipeal.engine.distributed.flat import Layout, check_layout, flat, row_for, unflat
+from pipeal.line.link import packed_head
 
 BEGIN, STATE, BATCH, EVALUATE, DECODER, ASK, ROW, LAYER, CHECKPOINT, END = (
     "begin",
@@ -36,7 +37,7 @@ learnt; all of these have been sent, for a checkpoint; the last item, which make
 KINDS = (BEGIN, STATE, BATCH, EVALUATE, DECODER, ASK, ROW, LAYER, CHECKPOINT, END)
 
 _FACTS: Mapping[str, Mapping[str, type]] = {
-    BEGIN: {"asked": str, "config": str, "blueprint": dict, "facts": dict, "batches": int},
+    BEGIN: {"begun": str, "asked": str, "config": str, "blueprint": dict, "facts": dict, "batches": int},
     STATE: {"layer": int},
     BATCH: {"batch": int, "lr_scale": float, "updates": bool},
     EVALUATE: {"epoch": int, "part": dict},  # and from the second stage on what the layers before have lost
@@ -51,6 +52,9 @@ _FACTS: Mapping[str, Mapping[str, type]] = {
 FRAME_BYTES = 1 << 17
 """Tensors travel in pieces: a connection on which one piece takes longer than its heartbeat counts as lost, and all
 connections of a link share its rate."""
+
+_LONGEST = " " * 100
+"""More than a link says before an item's head."""
 
 _DEEPEST = 50
 """So many collections one within the other may be in an item."""
@@ -100,7 +104,8 @@ class Packed:
         """Takes an item apart; waits for copies from a GPU.
 
         Raises:
-            DataError: Its tree holds a class of its own, or a tensor that cannot be sent; or it is no item of its kind.
+            DataError: Its tree holds a class of its own, or a tensor that cannot be sent; or it is no item of its kind;
+                or what there is beside the elements is too long for a head.
         """
         form, tensors = taken_apart(_with_marks(map_tensors(lambda tensor: tensor.detach().to("cpu"), item.tree)))
         # Whatever would be refused where it arrives is told here.
@@ -108,7 +113,9 @@ class Packed:
         _check_depth([dict(item.facts), form])
         _check_tree(item.kind, _without_marks(put_together(form, tensors, plain=True)))
         pairs = [flat(tensor) for tensor in tensors]
-        return cls(item.kind, dict(item.facts), form, [layout for layout, _ in pairs], [row for _, row in pairs])
+        packed = cls(item.kind, dict(item.facts), form, [layout for layout, _ in pairs], [row for _, row in pairs])
+        packed_head([_LONGEST, *packed.head()])
+        return packed
 
     def item(self) -> Item:
         """The item, in memory that it may share with :attr:`rows`."""
@@ -163,7 +170,9 @@ class Packed:
             check_layout(layout, size)
             # A few elements may say that they are spread over as much memory as there is, or repeated without end.
             if (found := _bytes(layout)) > largest_bytes:
-                raise DataError(f"a tensor of an item reaches over {found} bytes; at most {largest_bytes:.0f} may")
+                raise DataError(
+                    f"a tensor of an item reaches over {found} bytes; at most {largest_bytes:.0f} may (largest_mib)"
+                )
             wanted += [min(FRAME_BYTES, size - begin) for begin in range(0, size, FRAME_BYTES)]
         if wanted != [len(frame.buffer) for frame in frames]:
             raise DataError(f"an item has {len(frames)} frames, but its head is of {len(wanted)}, or of other sizes")

@@ -10,8 +10,9 @@
 TCP, encrypted and authenticated both ways (CURVE) with the keys of the line's file. A link begins with one connection.
 That has no more on the way than fits into its send buffer; where this holds it up, another one joins it, and the link
 works while all of them do. Each time that they all stand a session begins, with the words ``hello`` and ``want``: the
-later stage says with which number to go on, and what its last snapshot covers. What belongs to an earlier session is
-told by its number, and dropped.
+later stage says with which number to go on, and then what its last snapshot covers (``saved``). What belongs to an
+earlier session is told by its number, and dropped, as is a ``hello`` that comes late. A line that has begun again from
+nothing has a name of its own for that (``begun``), by which neighbours with snapshots of another beginning refuse it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
@@ -74,16 +76,19 @@ class End(threading.Thread, ABC):
     Args:
         name: Of the thread.
         line: The line's name; another one is refused.
+        begun: As the attribute.
         changed: Notified when something came that the stage may wait for.
 
     Attributes:
+        begun: The name of the beginning that the stage's items count from, as the first item has it; None until then.
         connected: Whether the link works.
         failure: What ends the stage, if something does.
     """
 
-    def __init__(self, name: str, line: str, changed: threading.Condition) -> None:
+    def __init__(self, name: str, line: str, begun: str | None, changed: threading.Condition) -> None:
         super().__init__(name=name, daemon=True)
         self.line = line
+        self.begun = begun
         self.changed = changed
         self.connected = False
         self._lost_at = monotonic()
@@ -174,24 +179,12 @@ class End(threading.Thread, ABC):
             self.connected = connected
             self.changed.notify_all()
 
-    def said(self) -> list[Any]:
-        """What :meth:`tell` was given since the last look."""
-        found = []
-        while True:
-            try:
-                found.append(json.loads(self._wake_in.recv(zmq.NOBLOCK)))
-            except zmq.Again:
-                return [words for words in found if words]
-
-    @property
-    def closing(self) -> bool:
-        """Whether it is to end."""
-        return self._closing.is_set()
-
     def speak(self) -> None:
         """Says what there is to say."""
-        for words in self.said():
-            self.send(words)
+        with suppress(zmq.Again):  # that was all
+            while True:
+                if words := json.loads(self._wake_in.recv(zmq.NOBLOCK)):
+                    self.send(words)
         if self._stopping is not None and self.connected and not self._told.is_set():
             self.send(["stop", self._stopping])
             if self.connected:  # or it has gone just now, and is told when it comes
@@ -205,7 +198,7 @@ class End(threading.Thread, ABC):
         poller = zmq.Poller()
         for one in (*self._sockets, *self._monitors, self._wake_in):
             poller.register(one, zmq.POLLIN)
-        while not self.closing:
+        while not self._closing.is_set():
             for found, _ in poller.poll(int(1000 * TICK_S)):
                 if found in self._monitors:
                     self._hear_of(recv_monitor_message(found), self._monitors.index(found))

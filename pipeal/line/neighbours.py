@@ -40,11 +40,20 @@ class Neighbours:
         self._line = line
         self._number = number
         self._key = key
+        self._begun: str | None = None
         self._said: list[tuple[Incoming | Outgoing, Neighbour]] = []
 
     @property
     def _ends(self) -> list[Incoming | Outgoing]:
         return [end for end in (self.before, self.after) if end is not None]
+
+    def set_begun(self, begun: str) -> None:
+        """Notes which beginning the stage's items count from: neighbours of another one are refused."""
+        self._begun = begun
+        if self.before is not None:
+            self.before.begun = begun
+        if self.after is not None:
+            self.after.set_begun(begun)
 
     def connect(self, done: int, retained: Retained) -> None:
         """Opens the links that are not open.
@@ -59,14 +68,16 @@ class Neighbours:
         line, number = self._line, self._number
         if number and self.before is None:
             address, keys = self._address(number), keys_of(line, self._key, number, number - 1)
-            largest, room = line.largest_bytes, line.retain_bytes
-            self.before = Incoming(number, address, keys, line.line, done, largest_bytes=largest, room_bytes=room)
+            most, room = line.largest_bytes, line.retain_bytes
+            self.before = Incoming(
+                number, address, keys, line.line, done, self._begun, largest_bytes=most, room_bytes=room
+            )
             self.before.start()
             self._said.append((self.before, Neighbour(number - 1, address, listens=False)))
             _log.info(f"stage {number} listens at {address} for stage {number - 1}")
         if number < len(line.stages) - 1 and self.after is None:
             address, keys = self._address(number + 1), keys_of(line, self._key, number, number + 1)
-            self.after = Outgoing(number, address, keys, retained, line.line, connections=line.connections)
+            self.after = Outgoing(number, address, keys, retained, line.line, self._begun, line.connections)
             self.after.start()
             self._said.append((self.after, Neighbour(number + 1, address, listens=True)))
 

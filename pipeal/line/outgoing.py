@@ -36,22 +36,33 @@ class Outgoing(End):
         keys: Of both.
         retained: What to send; its condition is notified of all that happens here.
         line: The line's name.
+        begun: As for :class:`End`.
         connections: Over so many items may travel. There is one, until send buffers hold up those there are.
 
     Attributes:
         window: Of the connection there is.
         sent: The number of the item that is sent next.
+        parted: Whether the next stage knows that nothing more will come or be asked for.
     """
 
     def __init__(
-        self, stage: int, address: str, keys: Keys, retained: Retained, line: str, connections: int = CONNECTIONS
+        self,
+        stage: int,
+        address: str,
+        keys: Keys,
+        retained: Retained,
+        line: str,
+        begun: str | None = None,
+        connections: int = CONNECTIONS,
     ) -> None:
-        super().__init__(f"pipeal-line-{stage}-out", line, retained.changed)
+        super().__init__(f"pipeal-line-{stage}-out", line, begun, retained.changed)
         self.stage = stage
         self.address = address
         self.retained = retained
         self.window = Window()
         self.sent = 0
+        self.parted = self._bye = False
+        self._life, self._sessions = secrets.randbits(60), 0
         self._session = 0
         self._asked_for = self._over = 0
         self._standing: set[int] = set()
@@ -77,8 +88,15 @@ class Outgoing(End):
         """Lets the next stage know how this one and all before it stand."""
         self.tell("status", stages)
 
+    def set_begun(self, begun: str) -> None:
+        """Lets the next stage know which beginning the items count from, ahead of them."""
+        self.begun = begun
+        self.tell("begun", begun)
+
     def bye(self) -> None:
-        """Says that nothing more will come or be asked for."""
+        """Says that nothing more will come or be asked for; in each session again, until the next stage has
+        :attr:`parted`."""
+        self._bye = True
         self.tell("bye")
 
     def _hear_of(self, event: Mapping[str, Any], number: int) -> None:
@@ -130,7 +148,8 @@ class Outgoing(End):
         before, self._over = self._over, next(number for number in count() if number not in self._standing)
         if self._over:
             self._session = secrets.randbits(60)  # no two processes of this stage have the same one
-            self.send(["hello", self.line, self.stage, __version__, self._over])
+            self._sessions += 1
+            self.send(["hello", self.line, self.stage, __version__, self._over, self._life, self._sessions, self.begun])
         elif before:
             log.info(f"stage {self.stage + 1} is gone; waiting for it")
 
@@ -153,13 +172,14 @@ class Outgoing(End):
 
     def _understand(self, words: list[Any]) -> None:
         kind, session, *facts = words
+        self._lost_at = monotonic()  # it is there, though a session may have to wait for what is on its way
         if kind == "stop":
             self.fail(LineError(printable(facts[0])))
             return
         if session != self._session:
             return  # of one that is no more
         if kind == "want":
-            number, saved = _number(facts[0]), _number(facts[1])
+            number = _number(facts[0])
             if number < self.retained.first:
                 if not self._told_lost:
                     self._told_lost = True
@@ -169,11 +189,14 @@ class Outgoing(End):
                     )
                 self.send(["lost", self.retained.first])
                 return
-            if saved > number:
-                raise ValueError(f"it has saved all before {saved}, but asks for {number}")
-            self.retained.cover(saved)
             self.sent, self.window = number, Window(least=_LEAST * self._over)
             self.set_connected(True)
+            if self._bye:
+                self.send(["bye"])
+        elif kind == "parted":
+            with self.changed:
+                self.parted = True
+                self.changed.notify_all()
         elif kind == "taken":
             self.window.taken(max(0.0, float(facts[0])), monotonic())
         elif kind == "saved":

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from pipeal.config import document, load_config
+from pipeal.core.atomic import write_whole
 from pipeal.core.errors import DataError, Interrupted, LineError, PeerLostError
 from pipeal.engine.devices import all_devices, make_current, parse_device
 from pipeal.engine.devices.threads import intra_op_threads
@@ -52,7 +54,7 @@ _LOOK_S = 0.2
 """How often a stage that waits looks whether it is to end."""
 
 _GRACE_S = 30.0
-"""How long a stage that has done all waits for the one before it, which may have been away when it was told."""
+"""How long a stage that has done all stays, so that the next one hears of it."""
 
 
 @dataclass(frozen=True)
@@ -156,9 +158,9 @@ class StageRun:
         return self._kind.read(config)
 
     def _begin_feed(self, experiment: Experiment) -> None:
-        config = kept_choice(self.place.folder, self.line, experiment, self._device)
+        config, begun = kept_choice(self.place.folder, self.line, experiment, self._device)
         before = self._before(experiment)
-        first = first_item(experiment, config, None if before is None else before.position)
+        first = first_item(experiment, config, begun, None if before is None else before.position)
         position = FeedPosition() if before is None else FeedPosition.after(before.position)
         self._feed = self._feed_of(experiment, first, position, before)
 
@@ -175,11 +177,6 @@ class StageRun:
         found = end_of_epoch(Path(self.line.resume))
         require_same_data(experiment, found.facts)
         return found
-
-    @property
-    def _experiment(self) -> Experiment | None:
-        """On the first stage."""
-        return None if self._feed is None else self._feed.experiment
 
     def _config_of(self, begin: Mapping[str, Any], which: str = "config") -> Any:
         return load_config(self._schema, values=document.parse(begin[which], source="stage 0"))
@@ -202,7 +199,8 @@ class StageRun:
         kept = [Packed.of_state(one) for one in counted["retained"]]
         self._retained = Retained(self.line.retain_bytes, state["first"], kept)
         self._ended = state["ended"]
-        self._build(begin, experiment, saved.layers())
+        self._neighbours.set_begun(begin["begun"])
+        self._build(begin, saved.layers())
         assert self._worker is not None
         self._worker.go_on(counted["worker"])
         if self._top is not None:
@@ -212,10 +210,10 @@ class StageRun:
 
     def _begin_with(self, item: Item) -> None:
         """The first item: the stage is built, unless what its layers go on with is still to come."""
-        assert isinstance(item.tree, dict)
         self._begin, self._files = item.facts, item.tree
+        self._neighbours.set_begun(item.facts["begun"])
         if not item.facts["batches"]:
-            self._build(item.facts, self._experiment, None)
+            self._build(item.facts, None)
         if not self._is_last:
             self._emit(item)
 
@@ -227,20 +225,19 @@ class StageRun:
         own = layers_of_stages(config.engine.sizes)[self.number]
         if number not in own:
             raise DataError(f"the state of layer {number} came to a stage of the layers {[*own]}; begin the line anew")
-        assert isinstance(item.tree, dict)
         self._given[number] = item.tree
         if len(self._given) == len(own):
-            self._build(self._begin, self._experiment, self._given)
+            self._build(self._begin, self._given)
             self._given = {}
 
-    def _build(
-        self, begin: Mapping[str, Any], experiment: Experiment | None, states: Mapping[int, State] | None
-    ) -> None:
+    def _build(self, begin: Mapping[str, Any], states: Mapping[int, State] | None) -> None:
         """Makes the layers, as new or as saved; the engine's settings hold from here on."""
         config = self._config_of(begin)
         self._begin = begin
         models = (
-            self._kind.models(config, begin["blueprint"]) if experiment is None else experiment.models.under(config)
+            self._kind.models(config, begin["blueprint"])
+            if self._feed is None  # as on all stages but the first
+            else self._feed.experiment.models.under(config)
         )
         device = make_current(self._device)
         check_precision(config.train.precision, [device])
@@ -382,7 +379,7 @@ class StageRun:
 
     def _finish(self) -> None:
         """Saves, and leaves once the neighbours need nothing more."""
-        before, after = self._neighbours.before, self._neighbours.after
+        after = self._neighbours.after
         self._save()
         self._snapshots.settle(must=True)
         if after is not None:
@@ -390,6 +387,7 @@ class StageRun:
                 with self._retained.changed:
                     self._retained.changed.wait(_LOOK_S)
                 self._neighbours.require()
+                self._part()
                 self._tell()
                 if (code := self._stop.code()) is not None:
                     raise Interrupted(f"stage {self.number} was interrupted, and is saved", code)
@@ -399,14 +397,60 @@ class StageRun:
         self._tell(at_once=True)  # before the last word: the next stage shows it
         if after is not None:
             after.bye()
-        if before is not None:
-            while not before.bye and before.lost_s < _GRACE_S:
-                before.wants_snapshot = False
-                before.take(_LOOK_S)
-                self._tell()
-                if self._stop.code() is not None:
-                    break
+            said_bye = monotonic()
+        self._await_stage_before()
+        if after is not None and not self._has_parted(self.number + 1):
+            # Who does not hear that it need not wait does so without end.
+            while not after.parted and monotonic() - said_bye < _GRACE_S and self._stop.code() is None:
+                with after.changed:
+                    after.changed.wait_for(lambda: after.parted, _LOOK_S)
+                self._part()
+            if after.parted:
+                self._keep_parted(self.number + 1)
         self._tell(at_once=True)
+
+    def _await_stage_before(self) -> None:
+        """Stays while that one may have something to be covered yet, as when it has to do the last items again."""
+        before, told = self._neighbours.before, False
+        while before is not None and before.lost_s < (self.line.wait_s or inf):
+            self._part()
+            if self._has_parted(self.number - 1):
+                return
+            if (code := self._stop.code()) is not None:
+                raise Interrupted(f"stage {self.number} was interrupted, and is saved", code)
+            if before.lost_s > _GRACE_S and not told:
+                told = True
+                _log.warning(
+                    f"stage {self.number} has done its part; stage {self.number - 1} is away, and has not said that it "
+                    "has, too: it is waited for, and cannot end without this one"
+                )
+            before.wants_snapshot = False
+            before.take(_LOOK_S)
+            self._tell()
+
+    def _part(self) -> None:
+        """Where the stage before says that it needs nothing more, keeps that, and lets it go."""
+        before = self._neighbours.before
+        if before is not None and before.bye:
+            self._keep_parted(self.number - 1)
+            before.part()
+
+    def _keep_parted(self, neighbour: int) -> None:
+        """A neighbour and this stage need nothing more of each other: a later life of this one does not wait for it."""
+        write_whole(self._parted_file(neighbour), self._name_of_beginning)
+
+    def _has_parted(self, neighbour: int) -> bool:
+        with suppress(FileNotFoundError):
+            return self._parted_file(neighbour).read_text(encoding="utf-8") == self._name_of_beginning
+        return False
+
+    def _parted_file(self, neighbour: int) -> Path:
+        return self.place.folder / f"parted-{neighbour}"
+
+    @property
+    def _name_of_beginning(self) -> str:
+        assert self._begin is not None
+        return str(self._begin["begun"])
 
     def _tell(self, *, at_once: bool = False) -> None:
         if not self._finished:  # then the others may leave

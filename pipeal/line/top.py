@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pipeal.config import RunConfig, dump_config
 from pipeal.core.artifacts import ASKED, CHECKPOINTS, CONFIG, STATUS
-from pipeal.core.atomic import write_whole
+from pipeal.core.atomic import make_folder, write_whole
 from pipeal.core.checked import checked
 from pipeal.core.errors import DataError, UntidyError
 from pipeal.core.methods import METHODS
@@ -85,8 +85,8 @@ class Top:
             raise DataError(f"files of the names {', '.join(files)[:200]} came; expected plain names")
         if before is not None:
             self.position = Position.of(json.loads(bytes(before.numpy())), [])
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if CONFIG.at(self.folder).exists() and last_told(self.folder).get("line") != self._line:
+        make_folder(self.folder)
+        if CONFIG.at(self.folder).exists() and not self._is_own:
             raise DataError(f"{self.folder} holds another run; name another folder by --run")
         self._tell("running")  # first: by its line the folder is known again
         write_whole(CONFIG.at(self.folder), dump_config(self._config))
@@ -94,6 +94,10 @@ class Top:
         for name, content in files.items():
             write_whole(self.folder / name, bytes(content.numpy()).decode("utf-8"))
         self.record_again()
+
+    @property
+    def _is_own(self) -> bool:
+        return last_told(self.folder).get("line") == self._line
 
     def record_again(self) -> None:
         """Writes the rows so far, and no others."""
@@ -129,7 +133,6 @@ class Top:
 
     def take_layer(self, item: Item) -> None:
         """Keeps what a layer has learnt, for the checkpoint."""
-        assert isinstance(item.tree, dict)
         self._states[item.facts["layer"]] = item.tree
 
     def save(self, *, ended: bool) -> None:
@@ -178,6 +181,8 @@ class Top:
         self._evaluated, self._asked = state["evaluated"], state["asked"]
         self._states = {int(number): found for number, found in state["states"].items()}
         if not ended:  # or all is written, and one process may have gone on with the run since
+            if not (CONFIG.at(self.folder).exists() and self._is_own):
+                raise DataError(f"{self.folder} does not hold the run of this line; put it back, or name it by --run")
             self.record_again()
 
     def close(self) -> None:

@@ -148,7 +148,7 @@ class StageWorker:
         number, updates = facts["batch"], facts["updates"]
         if number != self.next_batch:
             raise DataError(f"batch {number} came, where batch {self.next_batch} was expected; begin the line anew")
-        x, y = _pair(item.tree)
+        x, y = item.tree
         packet = Packet(number, x, y, facts["lr_scale"], updates, number)
         onward = self._stage.run(Action.FORWARD, packet)
         if self._top is None:
@@ -191,7 +191,6 @@ class StageWorker:
         number = item.facts["layer"]
         if not isinstance(number, int) or not 0 <= number < len(self._below):
             raise DataError(f"what comes down of layer {number!r} came; this stage begins at {len(self._below)}")
-        assert isinstance(item.tree, dict)
         _load_decoder(self._below[number], item.tree, self._stage.device.device)
 
     def decoders(self) -> dict[int, dict[str, Tensor]]:
@@ -209,7 +208,7 @@ class StageWorker:
             _load_decoder(self._below[number], dict(state), self._stage.device.device)
 
     def _ask(self, item: Item) -> None:
-        x, y = _pair(item.tree)
+        x, y = item.tree
         layers = self._stage.layers
         climbed = self._visit([(UP, *layer) for layer in layers], x)
         if self._top is None:
@@ -260,12 +259,6 @@ class StageWorker:
             if parts:
                 (found[number],) = joined([parts[0]], parts[1:])
         return found
-
-
-def _pair(tree: Tree) -> tuple[Tree, Tree]:
-    if not (isinstance(tree, tuple) and len(tree) == 2):
-        raise DataError("a batch came that is no pair of an input and a target")
-    return tree
 
 
 def _down(steps: Sequence[Step], tree: Tree) -> Tree:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import shutil
 import threading
 from pathlib import Path
@@ -165,7 +166,8 @@ def test_how_a_line_stands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 def test_how_a_line_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Symptom: all stages ended without a word of what had come of it, or where it was; and folders of stages were
     listed beside the run."""
-    monkeypatch.setattr("pipeal.line.stage_run._GRACE_S", 0.0)
+    limits: list[Any] = []
+    monkeypatch.setattr("resource.setrlimit", lambda *limit: limits.append(limit))
     line = trained(tmp_path)
     run = tmp_path / "run"
     (row,) = (json.loads(text) for text in (run / "epochs.jsonl").read_text().splitlines())
@@ -176,6 +178,8 @@ def test_how_a_line_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str], mon
     test = f"{row['test_acc']:.4f}"
     assert f"agnews lstm, AL, 1/1 epochs: test accuracy {test}, at best held-out {test}\n" in out
     assert f"files:    {run}\n" in out
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert limits == [(resource.RLIMIT_NOFILE, (most, most))], "who connects in vain takes a file each"
     code, out, _ = ran(line, 0, capsys)
     assert (code, out) == (
         0, f"stage 0 has done its part; the run lies with stage 1, at {read_line(line).stages[1].address}\n",
@@ -184,9 +188,7 @@ def test_how_a_line_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str], mon
     assert out.startswith(f"1 run in {tmp_path}\n")
 
 
-def test_one_process_goes_on_with_the_run_of_a_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_process_goes_on_with_the_run_of_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Symptom: it was refused, for a learning rate and a precision that nobody had asked for. Cause: what the line had
     chosen was kept as what was asked for."""
     line = trained(tmp_path)
@@ -200,7 +202,6 @@ def test_one_process_goes_on_with_the_run_of_a_line(
     assert "AL goes on after epoch 1" in err
     rows = (out / "epochs.jsonl").read_text()
     assert len(rows.splitlines()) == 2
-    monkeypatch.setattr("pipeal.line.stage_run._GRACE_S", 0.0)
     assert ran(line, 1, capsys)[0] == 0
     assert (out / "epochs.jsonl").read_text() == rows, "the last stage, started again, took the later epochs away"
 

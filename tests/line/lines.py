@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from pipeal.config import document
+from pipeal.core.errors import Interrupted
 from pipeal.line.commands import init
 from pipeal.line.items import Item
 from pipeal.line.line_file import key_path, read_line
@@ -175,6 +176,21 @@ def run_line(path: Path, reached: Callable[[int, str], None] = lambda *_: None) 
     if failures:
         raise failures[0]
     assert monotonic() < end
+
+
+def stopped(path: Path) -> None:
+    """Runs a line until its last stage has a snapshot, and no further."""
+    line, saved = read_line(path), threading.Event()
+
+    def reached(stage: int, place: str) -> None:
+        if stage == len(line.stages) - 1:
+            if place == "after a snapshot":
+                saved.set()
+            elif saved.is_set():
+                raise Interrupted("here the test goes on", 143)
+
+    with pytest.raises(Interrupted, match="here the test goes on"):
+        run_line(path, reached)
 
 
 def run_alone(path: Path, folder: Path) -> Path:

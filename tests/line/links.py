@@ -85,7 +85,9 @@ class Link:
     def send(self, retained: Retained | None = None, keys: Keys | None = None, stage: int = 0) -> Outgoing:
         """Opens the sending end; with items that a snapshot had kept, a life of its own."""
         self.retained = retained or self.retained
-        self.sender = Outgoing(stage, self.address, keys or self.early, self.retained, self.line, self.connections)
+        self.sender = Outgoing(
+            stage, self.address, keys or self.early, self.retained, self.line, connections=self.connections
+        )
         self.sender.start()
         return self.sender
 

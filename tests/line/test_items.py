@@ -20,7 +20,14 @@ from pipeal.line.items import ASK, BATCH, BEGIN, CHECKPOINT, DECODER, END, EVALU
 from tests.line.frames import Frame
 
 FACTS: dict[str, dict[str, Any]] = {
-    BEGIN: {"asked": "train: {}", "config": "train: {}", "blueprint": {}, "facts": {"samples": 3}, "batches": 0},
+    BEGIN: {
+        "begun": "0a",
+        "asked": "train: {}",
+        "config": "train: {}",
+        "blueprint": {},
+        "facts": {"samples": 3},
+        "batches": 0,
+    },
     STATE: {"layer": 1},
     CHECKPOINT: {},
     BATCH: {"batch": 3, "lr_scale": 0.5, "updates": True},
@@ -236,3 +243,9 @@ def test_an_item_may_be_as_large_as_a_line_allows_and_no_larger() -> None:
         travelled(packed, 399)
     spread = Packed.of(Item(ASK, FACTS[ASK], (torch.ones(100, 100)[:, 0], None)))
     assert (spread.size, spread.largest) == (400, 4 * (99 * 100 + 1))
+
+
+def test_what_is_too_long_for_a_head_is_told_where_the_item_is_made() -> None:
+    """Symptom: the thread at the socket found it, and the stage ended with it at every start, but never the line."""
+    with pytest.raises(DataError, match=r"what is said beside the tensors of an item has .* bytes, more than 1048576"):
+        Packed.of(Item(LAYER, {"layer": 0}, {f"a long name {number}": torch.zeros(1) for number in range(30_000)}))

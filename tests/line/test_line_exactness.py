@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from time import sleep
@@ -14,11 +16,13 @@ from left_behind import same
 from pipeal.core.errors import DataError
 from pipeal.core.modules import module_of
 from pipeal.line.items import Item
+from pipeal.line.status import read_status
 from pipeal.line.worker import StageWorker
 from pipeal.training.checkpoint.store import Checkpoint, CheckpointStore
 from tests.cli.test_text import varied
 from tests.integration.test_resume import assert_same
-from tests.line.lines import Counted, Killed, built_in_turn, learned_twice, new_line, run_alone, run_line
+from tests.line.lines import Counted, Killed, built_in_turn, learned_twice, new_line, run_alone, run_line, stopped
+from tests.line.links import until
 
 pytestmark = [pytest.mark.usefixtures("cheap_runs", "one_thread", "built_in_turn")]
 
@@ -262,3 +266,58 @@ def test_a_line_goes_on_with_a_run_on_other_stages(death: tuple[int, str], tmp_p
         run_line(line, at_first(*death))
         assert_same(home / "run", alone)
         assert len(checkpoints(home / "run")) == 3 - (1 if stages == 3 else 2)
+
+
+def test_a_stage_whose_folder_is_of_another_beginning_is_told(tmp_path: Path) -> None:
+    """Symptom: the first stage began again, with another configuration, and the next one went on where it had stood:
+    both ended with 0. Nobody had removed its folder, and numbers of items are the same in every beginning."""
+    line = text_line(tmp_path, "transformer", 2, snapshot_s=0.2)
+    stopped(line)
+    shutil.rmtree(tmp_path / "stage-0")
+    with pytest.raises(
+        DataError, match=r"stage 0 has begun the line again, .* remove this stage's folder as well, or put"
+    ):
+        run_line(line)
+    shutil.rmtree(tmp_path / "stage-1")
+    run_line(line)
+    assert_same(tmp_path / "run", run_alone(line, tmp_path / "alone"))
+
+
+def test_a_line_whose_run_is_gone_says_so(tmp_path: Path) -> None:
+    """Symptom: it went on, and left a run without its configuration and vocabulary, which nothing can read."""
+    line = text_line(tmp_path, "transformer", 2, snapshot_s=0.2)
+    stopped(line)
+    run, moved = tmp_path / "run", tmp_path / "moved"
+    run.rename(moved)
+    with pytest.raises(DataError, match="run does not hold the run of this line; put it back, or name it by --run"):
+        run_line(line)
+    assert not run.exists()
+    moved.rename(run)
+    run_line(line)
+    assert_same(run, run_alone(line, tmp_path / "alone"))
+
+
+def test_a_stage_that_is_done_waits_for_one_that_is_away_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Symptom: the last stage left half a minute after the one before had lost power, which has to do the last items
+    again, and waited for it without end."""
+    monkeypatch.setattr("pipeal.line.stage_run._GRACE_S", 0.0)
+    line = text_line(tmp_path, "transformer", 2, snapshot_s=0.2)
+    ended, died = threading.Event(), threading.Event()
+
+    def reached(stage: int, place: str) -> None:
+        if stage == 0 and place == "amid end":
+            ended.set()
+        elif stage == 0 and place == "before a snapshot" and ended.is_set() and not died.is_set():
+            until_finished(tmp_path / "stage-1")
+            died.set()
+            raise Killed(place)
+
+    run_line(line, reached)
+    assert died.is_set()
+    assert_same(tmp_path / "run", run_alone(line, tmp_path / "alone"))
+
+
+def until_finished(folder: Path) -> None:
+    until(lambda: read_status(folder)[-1].state == "finished")

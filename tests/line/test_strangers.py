@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import random
 import socket
@@ -93,7 +94,7 @@ def test_a_stranger_is_refused_in_one_line_and_the_line_goes_on(how: str, told: 
         else:
             with stranger(one, how) as other:
                 other.socket.reconnect_ivl = -1
-                other.socket.send(json.dumps(["hello", 1, LINE, 0, __version__, 1]).encode())
+                other.socket.send(greeting(1)[0])
                 until(lambda: any(told in line for line in said))
         assert sum(told in line for line in said) == len(said), said
         for number in range(10, 20):
@@ -168,6 +169,50 @@ def test_old_messages_of_an_earlier_connection_are_dropped() -> None:
             assert receiver.failure is None
 
 
+def test_a_greeting_that_comes_late_takes_no_link_away(said: list[str]) -> None:
+    """Symptom: what a connection still had on its way when it broke came after its successor's greeting, and the stage
+    before ended, since "another process speaks as stage 0"."""
+    with link() as one:
+        receiver = one.receive()
+        with (
+            speaker(zmq.DEALER, one.early, one.address) as late,
+            speaker(zmq.DEALER, one.early, one.address) as live,
+        ):
+            late.say(*greeting(9, sessions=1))
+            assert heard(late, "want") == [9, 0]
+            live.say(*greeting(20, sessions=2))
+            assert heard(live, "want") == [20, 0]
+            late.say(*greeting(10, sessions=1))
+            late.say(*item(0, 20))
+            assert taken(receiver, 1) == [(0, 0)]
+            live.say(*greeting(30, life=8, sessions=1))  # that process has ended; another one came
+            assert heard(live, "replaced") == [20]
+            assert heard(live, "want") == [30, 1]
+            late.say(*greeting(11, sessions=3))
+            assert heard(late, "replaced") == [11]
+            live.say(*item(1, 30))
+            assert taken(receiver, 1) == [(1, 1)]
+    assert not said
+
+
+def test_connections_that_the_system_has_no_file_for_are_told(said: list[str]) -> None:
+    with link() as one:
+        one.receive()._hear_of({"event": zmq.EVENT_ACCEPT_FAILED, "value": errno.EMFILE}, 0)
+    assert said == ["a connection could not be taken: Too many open files"]
+
+
+def test_a_next_stage_that_says_anything_is_not_away() -> None:
+    """Symptom: where a session waited for much that was on its way, a stage with wait_s ended as if it were alone."""
+    with link() as one, speaker(zmq.ROUTER, one.late, one.address, serves=True) as peer:
+        sender = one.send()
+        who, _ = peer.hear()
+        sender._lost_at -= 1000.0
+        assert sender.lost_s > 900.0
+        peer.say(who, json.dumps(["alive", 1]).encode())
+        until(lambda: sender.lost_s < 900.0)
+        assert not sender.connected
+
+
 def test_an_item_that_comes_before_another_waits_for_it() -> None:
     with link() as one:
         receiver = one.receive()
@@ -176,7 +221,7 @@ def test_an_item_that_comes_before_another_waits_for_it() -> None:
             speaker(zmq.DEALER, one.early, one.address) as second,
         ):
             first.say(*greeting(1, connections=2))
-            assert heard(first, "want") == [1, 0, 0]
+            assert heard(first, "want") == [1, 0]
             for number in (1, 3, 5, 9):  # 7 was refused, or lost
                 second.say(*item(number))
             assert heard(first, "again") == [1]
@@ -185,7 +230,7 @@ def test_an_item_that_comes_before_another_waits_for_it() -> None:
                 first.say(*item(number))
             assert taken(receiver, 4) == [(number, number) for number in range(4)]
             first.say(*greeting(2, connections=2))
-            assert heard(first, "want") == [2, 4, 0]
+            assert heard(first, "want") == [2, 4]
             second.say(*item(5, 1))  # of the session before
             first.say(*item(4, 2))
             assert taken(receiver, 1) == [(4, 4)]
@@ -202,7 +247,7 @@ def test_items_far_ahead_without_a_tensor_fill_no_memory() -> None:
         receiver = one.receive(room_bytes=50_000)
         with speaker(zmq.DEALER, one.early, one.address) as peer:
             peer.say(*greeting(1, connections=2))
-            facts = {"asked": "x" * 20_000, "config": "", "blueprint": {}, "facts": {}, "batches": 0}
+            facts = {"begun": "", "asked": "x" * 20_000, "config": "", "blueprint": {}, "facts": {}, "batches": 0}
             packed = Packed.of(Item(BEGIN, facts, {}))
             for number in range(1, 20, 2):
                 peer.say(json.dumps(["item", 1, number, *packed.head()]).encode())
@@ -222,8 +267,12 @@ def heard(peer: Speaker, kind: str) -> list[Any]:
     return list(words[1:])
 
 
-def greeting(session: int, connections: int = 1) -> list[bytes]:
-    return [json.dumps(["hello", session, LINE, 0, __version__, connections]).encode()]
+def greeting(
+    session: int, connections: int = 1, *, life: int = 7, sessions: int | None = None, begun: str | None = None
+) -> list[bytes]:
+    """A life's so many-th session; by default as many as its number says."""
+    words = ["hello", session, LINE, 0, __version__, connections, life, sessions or session, begun]
+    return [json.dumps(words).encode()]
 
 
 def item(number: int, session: int = 1, **changes: Any) -> list[bytes]:
@@ -288,7 +337,9 @@ def fuzz(draw: random.Random, expected: int, session: int) -> list[bytes]:
         words[6][0] = ["float32", *far]
         return [json.dumps(words).encode(), *frames]
     if how == 8:
-        kind = draw.choice((*KINDS, "hello", "status", "taken", "want", "saved", "alive", "replaced", "x", None))
+        kind = draw.choice(
+            (*KINDS, "hello", "status", "taken", "want", "saved", "alive", "replaced", "begun", "x", None)
+        )
         return [json.dumps([kind, session, *(draw.choice(JUNK) for _ in range(draw.randrange(4)))]).encode()]
     if how == 9 and draw.random() < 0.05:
         return [b'["item",' + b"1," * (HEAD_BYTES // 2) + b"1]"]
@@ -403,14 +454,15 @@ def test_what_the_next_stage_says_harms_nothing(said: list[str]) -> None:
             sender = one.send()
             who, head = peer.hear()
             session = json.loads(head)[1]
-            peer.say(who, json.dumps(["want", session, 3, 3]).encode())
+            peer.say(who, json.dumps(["want", session, 3]).encode())
+            peer.say(who, json.dumps(["saved", session, 3]).encode())
             until(lambda: sender.connected)
             began = monotonic()
             for _ in range(MESSAGES):
                 kind = draw.choice(("want", "taken", "saved", "alive", "x", None, 7, []))
                 words: Any = [kind, session, *(draw.choice(JUNK) for _ in range(draw.randrange(4)))]
                 if kind == "want":
-                    words = ["want", session, draw.choice((-1, "0", 2**70, True, None, 5.0)), 0]
+                    words = ["want", session, draw.choice((-1, "0", 2**70, True, None, 5.0))]
                 elif kind == "saved":
                     words = ["saved", session, draw.choice((-1, "0", 2**70, True, None, 10**6, 2**61))]
                 peer.say(who, draw.choice((json.dumps(words).encode(), draw.randbytes(30), b"[" * 10_000)))
