@@ -358,6 +358,7 @@ def _group(world: World, seats: list[Seat]) -> Any:
     def made() -> Any:
         return gpu_group(everyone, seats[world.rank]) if on_gpus else dist.new_group(everyone, backend="gloo")
 
+    world.open_groups()
     return world.together("connecting the stages", made)
 
 

@@ -83,11 +83,14 @@ class World(Collectives):
         require_same([one["facts"] for one in given])
 
     def open_groups(self) -> None:
-        """Opens the process group of ``torch.distributed`` for all ranks, over Gloo; a pipeline opens its own.
+        """Opens the process group of ``torch.distributed`` for all ranks, over Gloo, of which other groups are made, if
+        it is not open. All ranks call it at the same time; it takes some 17 round trips.
 
         Raises:
             PeerLostError: As :meth:`together`.
         """
+        if self._has_groups:
+            return
         interface = interface_towards(self.launch.address, loopback=self.launch.local_size == self.size)
         if interface is not None:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
@@ -231,7 +234,6 @@ def open_world(
     heartbeat.start()
     try:
         world.meet(facts, attempt_store.answer)
-        world.open_groups()
         _ = world.endpoint  # from now on any rank may use it alone
         yield world
         world.leave()

@@ -44,7 +44,9 @@ def opened(
     monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")  # and back
     monkeypatch.setenv("TORCH_NCCL_ENABLE_MONITORING", "0")
     seats = [Seat(name, f"GPU {number}" if name != "cpu" else None, 0.0) for number, name in enumerate(devices)]
-    world: Any = SimpleNamespace(rank=rank, size=mesh.size, mesh=mesh, together=lambda _, work: work())
+    world: Any = SimpleNamespace(
+        rank=rank, size=mesh.size, mesh=mesh, together=lambda _, work: work(), open_groups=lambda: None
+    )
     open_groups(world, seats)
     return connected
 
