@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 from collections import deque
@@ -41,6 +40,14 @@ class _Waiting:
     session: int
 
 
+@dataclass(frozen=True)
+class _Refused:
+    """An item that could not be taken: in which session last, and when first."""
+
+    session: int
+    at: float
+
+
 class Incoming(End):
     """That end.
 
@@ -59,6 +66,7 @@ class Incoming(End):
         saved: The number that the last snapshot covers all items before.
         wants_snapshot: Whether the stage before has asked for one.
         bye: Whether it has said that nothing more will come.
+        left: Whether it has said so and knows that this was heard.
         statuses: How all stages before stand, as they told.
     """
 
@@ -83,7 +91,7 @@ class Incoming(End):
         self._early: dict[int, _Waiting] = {}
         self._waiting_bytes = 0
         self._let_go = _NONE
-        self.wants_snapshot = self.bye = False
+        self.wants_snapshot = self.bye = self.left = False
         self.statuses: Mapping[str, Any] = {}
         self._arrived: deque[_Waiting] = deque()
         self._peer: bytes | None = None
@@ -93,12 +101,13 @@ class Incoming(End):
         self._probed_at = 0.0
         self._asked_again = -1
         self._has_met = False
-        self._refused, self._ask_again_at = (-1, -1), inf
+        self._refused: dict[int, _Refused] = {}
+        self._ask_again_at = inf
         self._allowed = keys.peer
         self._guard = ThreadAuthenticator(self.context)
         self._guard.start()
         self._guard.configure_curve_callback(credentials_provider=self)
-        events = zmq.EVENT_ACCEPTED | zmq.EVENT_ACCEPT_FAILED | zmq.EVENT_DISCONNECTED | _SHAKEN | REFUSED
+        events = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | _SHAKEN | REFUSED
         made = self._socket = self.open(zmq.ROUTER, keys, events, address)
         made.setsockopt(zmq.ROUTER_MANDATORY, 1)
         made.curve_server = True
@@ -145,7 +154,7 @@ class Incoming(End):
 
     def part(self) -> None:
         """Lets the stage before know that it need not wait for this one."""
-        self.bye = False  # where it has not heard, it says so again
+        self.parted, self.bye = True, False  # where it has not heard, it says so again
         self.tell("parted")
 
     def tell_saved(self, number: int) -> None:
@@ -175,8 +184,6 @@ class Incoming(End):
         kind, file = event["event"], event["value"]
         if kind == zmq.EVENT_ACCEPTED:
             self._strange.add(file)
-        elif kind == zmq.EVENT_ACCEPT_FAILED:
-            self.refusals.tell(f"a connection could not be taken: {os.strerror(file)}")
         elif kind == zmq.EVENT_DISCONNECTED and file in self._strange:
             self._strange.remove(file)
             self.refusals.tell("a connection of something that is no stage of this line was refused")
@@ -216,6 +223,8 @@ class Incoming(End):
                 self.wants_snapshot = True
             elif kind == "bye":
                 self.bye = True
+            elif kind == "left":
+                self.left = True
             elif kind == "begun":
                 self._meet(facts[0])
             elif kind == "status":
@@ -236,8 +245,9 @@ class Incoming(End):
         """An item has come, perhaps before those that travel over other connections."""
         over = number % len(self._next_over)
         if number > self._next_over[over]:
-            waits = self._asked_again == self._expected or self._refused == (self._next_over[over], self._session)
-            if not waits and self._next_over[over] < self._let_go:
+            refused = self._refused.get(self._next_over[over])
+            waits = refused is not None and refused.session == self._session
+            if not waits and self._asked_again != self._expected and self._next_over[over] < self._let_go:
                 self._asked_again = self._expected  # one before it, over the same connection, was refused
                 self.send(["again"])
         elif number == self._next_over[over]:
@@ -252,6 +262,7 @@ class Incoming(End):
                 if not room and (self._arrived or number > self._expected):
                     self._let_go = min(self._let_go, number)
                     return
+                self._refused.pop(number, None)
                 self._next_over[over] += len(self._next_over)
                 self._waiting_bytes += size
                 self._early[number] = _Waiting(item, size, monotonic(), self._session)
@@ -262,12 +273,14 @@ class Incoming(End):
 
     def _refuse(self, number: int, error: Exception) -> None:
         """Has an item come again that could not be taken, as for want of memory; one that came again ends the stage."""
-        before, session = self._refused
-        if number == before and session != self._session:
-            why = str(error) if isinstance(error, DataError) else first_line(error)
-            self.fail(DataError(f"item {number} of stage {self.stage - 1} was refused twice: {why}"))
-        elif (number, self._session) != self._refused:
-            self._refused, self._ask_again_at = (number, self._session), monotonic() + _PATIENCE_S
+        now = monotonic()
+        before = self._refused.get(number, _Refused(-1, now))
+        if before.session != self._session:  # not the same again
+            self._refused[number] = _Refused(self._session, before.at)
+            self._ask_again_at = min(self._ask_again_at, max(now, before.at + _PATIENCE_S))
+            if now > before.at + _PATIENCE_S:
+                why = str(error) if isinstance(error, DataError) else first_line(error)
+                self.fail(DataError(f"item {number} of stage {self.stage - 1} was refused twice: {why}"))
 
     def _meet(self, begun: Any) -> None:
         """Ends the stage where the one before has begun again from nothing, with items that only seem to go on; else
@@ -316,7 +329,7 @@ class Incoming(End):
             if self._peer is not None:
                 self._say_replaced(self._peer, self._session)
         self._life, self._lives_sessions = life, sessions
-        self._peer, self._session, self._let_go = peer, session, _NONE
+        self._peer, self._session, self._let_go, self._ask_again_at = peer, session, _NONE, inf
         with self.changed:
             self._waiting_bytes -= sum(one.size for one in self._early.values())
             self._early.clear()

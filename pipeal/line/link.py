@@ -82,6 +82,7 @@ class End(threading.Thread, ABC):
     Attributes:
         begun: The name of the beginning that the stage's items count from, as the first item has it; None until then.
         connected: Whether the link works.
+        parted: Whether the neighbour and this stage know that they need nothing more of each other.
         failure: What ends the stage, if something does.
     """
 
@@ -90,7 +91,7 @@ class End(threading.Thread, ABC):
         self.line = line
         self.begun = begun
         self.changed = changed
-        self.connected = False
+        self.connected = self.parted = False
         self._lost_at = monotonic()
         self.failure: BaseException | None = None
         self.context = zmq.Context()

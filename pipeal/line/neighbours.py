@@ -123,7 +123,7 @@ class Neighbours:
         if self._line.wait_s is None:
             return
         for end, neighbour in ((self.before, self._number - 1), (self.after, self._number + 1)):
-            if end is not None and end.lost_s > self._line.wait_s:
+            if end is not None and not end.parted and end.lost_s > self._line.wait_s:
                 raise PeerLostError(
                     f"stage {neighbour} was away for {self._line.wait_s:g} s (wait_s); start it, and this one again",
                     neighbour,

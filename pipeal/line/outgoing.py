@@ -42,7 +42,6 @@ class Outgoing(End):
     Attributes:
         window: Of the connection there is.
         sent: The number of the item that is sent next.
-        parted: Whether the next stage knows that nothing more will come or be asked for.
     """
 
     def __init__(
@@ -61,7 +60,7 @@ class Outgoing(End):
         self.retained = retained
         self.window = Window()
         self.sent = 0
-        self.parted = self._bye = False
+        self._bye = False
         self._life, self._sessions = secrets.randbits(60), 0
         self._session = 0
         self._asked_for = self._over = 0
@@ -98,6 +97,10 @@ class Outgoing(End):
         :attr:`parted`."""
         self._bye = True
         self.tell("bye")
+
+    def leave(self) -> None:
+        """Says that it has heard so: the next stage need not say it again."""
+        self.tell("left")
 
     def _hear_of(self, event: Mapping[str, Any], number: int) -> None:
         kind = event["event"]
@@ -188,6 +191,7 @@ class Outgoing(End):
                         f"{self.retained.first}: it has lost its newest snapshot, and ends"
                     )
                 self.send(["lost", self.retained.first])
+                self.sent = max(self.sent, number)  # what it has saved may be said as well
                 return
             self.sent, self.window = number, Window(least=_LEAST * self._over)
             self.set_connected(True)

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -54,7 +53,7 @@ _LOOK_S = 0.2
 """How often a stage that waits looks whether it is to end."""
 
 _GRACE_S = 30.0
-"""How long a stage that has done all stays, so that the next one hears of it."""
+"""How long a stage that has done all stays, so that the one before hears of it."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +121,8 @@ class StageRun:
             saved = self._snapshots.newest()
             # No more is ever said to be saved, and no item asked for that the stage before may have let go.
             self._done = 0 if saved is None else saved.position["item"]
+            if saved is not None:
+                self._neighbours.set_begun(saved.state["begin"]["begun"])
             if (why := self._failures.stopped_by) is not None:
                 self._stop_line(why)
                 raise LineError(f"{why}; once its cause is mended, start every stage with --again")
@@ -199,14 +200,18 @@ class StageRun:
         kept = [Packed.of_state(one) for one in counted["retained"]]
         self._retained = Retained(self.line.retain_bytes, state["first"], kept)
         self._ended = state["ended"]
-        self._neighbours.set_begun(begin["begun"])
         self._build(begin, saved.layers())
         assert self._worker is not None
         self._worker.go_on(counted["worker"])
         if self._top is not None:
             self._top.go_on(counted["top"], ended=self._ended)
             self._worker.take_decoders(counted["decoders"])
-        _log.info(f"stage {self.number} goes on after {self._done} items, {self._worker.next_batch} of them batches")
+        if self._ended:
+            _log.info(f"stage {self.number} had done its part before; to begin the line again, remove its folder, too")
+        else:
+            _log.info(
+                f"stage {self.number} goes on after {self._done} items, {self._worker.next_batch} of them batches"
+            )
 
     def _begin_with(self, item: Item) -> None:
         """The first item: the stage is built, unless what its layers go on with is still to come."""
@@ -379,15 +384,18 @@ class StageRun:
 
     def _finish(self) -> None:
         """Saves, and leaves once the neighbours need nothing more."""
-        after = self._neighbours.after
+        before, after = self._neighbours.before, self._neighbours.after
+        for end, neighbour in ((before, self.number - 1), (after, self.number + 1)):
+            if end is not None:
+                end.parted = self._has_parted(neighbour)
         self._save()
         self._snapshots.settle(must=True)
         if after is not None:
             while self._retained.first < self._retained.next:
                 with self._retained.changed:
                     self._retained.changed.wait(_LOOK_S)
-                self._neighbours.require()
                 self._part()
+                self._neighbours.require()
                 self._tell()
                 if (code := self._stop.code()) is not None:
                     raise Interrupted(f"stage {self.number} was interrupted, and is saved", code)
@@ -397,46 +405,54 @@ class StageRun:
         self._tell(at_once=True)  # before the last word: the next stage shows it
         if after is not None:
             after.bye()
-            said_bye = monotonic()
-        self._await_stage_before()
-        if after is not None and not self._has_parted(self.number + 1):
-            # Who does not hear that it need not wait does so without end.
-            while not after.parted and monotonic() - said_bye < _GRACE_S and self._stop.code() is None:
-                with after.changed:
-                    after.changed.wait_for(lambda: after.parted, _LOOK_S)
-                self._part()
-            if after.parted:
-                self._keep_parted(self.number + 1)
+        self._await_parting()
         self._tell(at_once=True)
 
-    def _await_stage_before(self) -> None:
-        """Stays while that one may have something to be covered yet, as when it has to do the last items again."""
-        before, told = self._neighbours.before, False
-        while before is not None and before.lost_s < (self.line.wait_s or inf):
-            self._part()
-            if self._has_parted(self.number - 1):
+    def _await_parting(self) -> None:
+        """Stays until both neighbours know that they need nothing more: the one before may have to do its last items
+        again, and the next one does not end before it is told. All is saved, so that a signal ends this as well."""
+        before, after, told = self._neighbours.before, self._neighbours.after, False
+        ends = [(before, self.number - 1), (after, self.number + 1)]
+        while waits := [(end, neighbour) for end, neighbour in ends if end is not None and not end.parted]:
+            if self._stop.code() is not None:
                 return
-            if (code := self._stop.code()) is not None:
-                raise Interrupted(f"stage {self.number} was interrupted, and is saved", code)
-            if before.lost_s > _GRACE_S and not told:
+            self._neighbours.require()
+            away = [neighbour for end, neighbour in waits if end.lost_s > _GRACE_S]
+            if away and not told:
                 told = True
                 _log.warning(
-                    f"stage {self.number} has done its part; stage {self.number - 1} is away, and has not said that it "
-                    "has, too: it is waited for, and cannot end without this one"
+                    f"stage {self.number} has done its part; stage {away[0]} is away, and has not said that it has, "
+                    "too: it is waited for; if it has ended with 0, end this one"
                 )
+            self._look()
+        self._part()
+        until = monotonic() + _GRACE_S
+        while before is not None and before.connected and not before.left and monotonic() < until:
+            self._look()
+
+    def _look(self) -> None:
+        """A turn of a stage that has nothing to do."""
+        before, after = self._neighbours.before, self._neighbours.after
+        if before is not None:
             before.wants_snapshot = False
             before.take(_LOOK_S)
-            self._tell()
+        elif after is not None:
+            with after.changed:
+                after.changed.wait_for(lambda: after.parted, _LOOK_S)
+        self._part()
+        self._tell()
 
     def _part(self) -> None:
-        """Where the stage before says that it needs nothing more, keeps that, and lets it go."""
-        before = self._neighbours.before
+        """Keeps what neighbours say of their end: a later life of this stage does not wait for them."""
+        before, after = self._neighbours.before, self._neighbours.after
         if before is not None and before.bye:
             self._keep_parted(self.number - 1)
             before.part()
+        if after is not None and after.parted and not self._has_parted(self.number + 1):
+            self._keep_parted(self.number + 1)
+            after.leave()
 
     def _keep_parted(self, neighbour: int) -> None:
-        """A neighbour and this stage need nothing more of each other: a later life of this one does not wait for it."""
         write_whole(self._parted_file(neighbour), self._name_of_beginning)
 
     def _has_parted(self, neighbour: int) -> bool:

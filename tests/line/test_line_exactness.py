@@ -13,16 +13,18 @@ from typing import Any
 import pytest
 from left_behind import same
 
-from pipeal.core.errors import DataError
+from pipeal.core.errors import DataError, PeerLostError
 from pipeal.core.modules import module_of
 from pipeal.line.items import Item
+from pipeal.line.neighbours import Neighbours
+from pipeal.line.stage_run import StageRun
 from pipeal.line.status import read_status
 from pipeal.line.worker import StageWorker
 from pipeal.training.checkpoint.store import Checkpoint, CheckpointStore
 from tests.cli.test_text import varied
 from tests.integration.test_resume import assert_same
 from tests.line.lines import Counted, Killed, built_in_turn, learned_twice, new_line, run_alone, run_line, stopped
-from tests.line.links import until
+from tests.line.links import LONG_S, until
 
 pytestmark = [pytest.mark.usefixtures("cheap_runs", "one_thread", "built_in_turn")]
 
@@ -317,6 +319,57 @@ def test_a_stage_that_is_done_waits_for_one_that_is_away_at_the_end(
     run_line(line, reached)
     assert died.is_set()
     assert_same(tmp_path / "run", run_alone(line, tmp_path / "alone"))
+
+
+def test_a_stage_that_dies_before_it_keeps_that_the_one_before_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Symptom: the one before left, and the later life waited for it without end."""
+    monkeypatch.setattr("pipeal.line.stage_run._GRACE_S", 0.0)
+    line = text_line(tmp_path, "transformer", 2)
+    keep, died = StageRun._keep_parted, threading.Event()
+
+    def keeps(stage: StageRun, neighbour: int) -> None:
+        if stage.number == 1 and not died.is_set():
+            died.set()
+            raise Killed("before it keeps that")
+        keep(stage, neighbour)
+
+    monkeypatch.setattr(StageRun, "_keep_parted", keeps)
+    run_line(line)
+    assert died.is_set()
+
+
+def test_a_stage_that_is_done_waits_no_longer_than_wait_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Symptom: it ended with 0, and was not started again for the one before, which had to do its last items again."""
+    line = text_line(tmp_path, "transformer", 2, snapshot_s=0.2, wait_s=1.0)
+    ended, died, lost = threading.Event(), threading.Event(), threading.Event()
+
+    def reached(stage: int, place: str) -> None:
+        if stage == 0 and place == "amid end":
+            ended.set()
+        elif stage == 0 and place == "before a snapshot" and ended.is_set() and not died.is_set():
+            until_finished(tmp_path / "stage-1")
+            died.set()
+            raise Killed(place)
+
+    def reads(stage: StageRun) -> Any:
+        if died.is_set():
+            assert lost.wait(LONG_S)
+        return read(stage)
+
+    def requires(neighbours: Neighbours) -> None:
+        try:
+            require(neighbours)
+        except PeerLostError:
+            lost.set()
+            raise
+
+    read, require = StageRun._read, Neighbours.require
+    monkeypatch.setattr(StageRun, "_read", reads)
+    monkeypatch.setattr(Neighbours, "require", requires)
+    with pytest.raises(PeerLostError, match="stage 0 was away for 1 s"):
+        run_line(line, reached)
 
 
 def until_finished(folder: Path) -> None:
