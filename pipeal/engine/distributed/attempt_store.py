@@ -55,7 +55,7 @@ class AttemptStore:
         return f"{self._launch.address}:{self._launch.port}"
 
     def connect(self) -> dist.Store:
-        """A connection to the store, which shows this attempt's keys only; raises as the attempt_store itself."""
+        """A connection to the store, which shows this attempt's keys only; raises as this class."""
         return dist.PrefixStore(f"pipeal/{self.attempt}", self._connected())
 
     def answer(self) -> None:

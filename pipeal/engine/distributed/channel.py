@@ -1,7 +1,7 @@
 """A wire: one kind of traffic between ranks, in order, each message with a head and the tensors of a tree.
 
 Messages stream: so many may be on their way to a peer as its window allows
-(:class:`pipeal.engine.distributed.endpoint.Window`), which grows with the delay. So what is on its way is bounded by
+(:class:`pipeal.engine.distributed.window.Window`), which grows with the delay. So what is on its way is bounded by
 who receives, and a long way costs its delay once.
 """
 
@@ -141,7 +141,7 @@ class Wire:
         kind, facts, form, layouts, counts = arrived.head
         message = Message(kind, facts, arrived.source, form, layouts, arrived.frames, counts, arrived.at)
         if not layouts:
-            self._take(message)
+            self.drop(message)
         return message
 
     def body(self, message: Message) -> Tree:
@@ -156,13 +156,16 @@ class Wire:
         for row, frame in zip(rows, message.frames, strict=True):
             if row.numel():
                 row.view(torch.uint8).copy_(torch.frombuffer(frame.buffer, dtype=torch.uint8))
-        self._take(message)
+        self.drop(message)
         tensors = [unflat(layout, row) for layout, row in zip(message.layouts, rows, strict=True)]
         return put_together(message.form, tensors)
 
     def drop(self, message: Message) -> None:
-        """Lets go of a message that is not wanted, or that there is no memory for."""
-        self._take(message)
+        """Lets go of a message: its tensors were copied, or are not wanted, or there is no memory for them."""
+        if message.counts and not message.taken:
+            with suppress(BrokenWireError):  # what a rank that is gone has sent is taken all the same
+                self._endpoint.send(message.source, self.number, [TAKEN, monotonic() - message.at])
+        message.taken, message.frames = True, ()
 
     def answer(self, peer: int, yes: bool) -> None:
         """Lets the sender of a message, which waits in :meth:`hear_answer`, know whether to go on; raises as that."""
@@ -176,12 +179,6 @@ class Wire:
         """
         answers = self._mailbox.answers
         return bool(self._wait(lambda: bool(answers), [peer], answers.popleft))
-
-    def _take(self, message: Message) -> None:
-        if message.counts and not message.taken:
-            with suppress(BrokenWireError):  # what a rank that is gone has sent is taken all the same
-                self._endpoint.send(message.source, self.number, [TAKEN, monotonic() - message.at])
-        message.taken, message.frames = True, ()
 
     def _wait(self, ready: Callable[[], bool], peers: Collection[int], take: Callable[[], Any] = lambda: None) -> Any:
         """Waits until it is so, and takes it; what had come before a peer was gone is still taken."""

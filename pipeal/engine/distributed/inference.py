@@ -22,15 +22,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from pipeal.core.errors import add_note
 from pipeal.core.modules import in_mode
 from pipeal.core.protocols import DOWN, TURN, UP
-from pipeal.core.tree import Tree, describe, shapes_of
+from pipeal.core.tree import Tree
 from pipeal.engine.devices import Ready
 from pipeal.engine.distributed.channel import Message
 from pipeal.engine.distributed.remote_errors import told
 from pipeal.engine.inference.predictor import modules_below
-from pipeal.engine.inference.trips import Step, select, walk
+from pipeal.engine.inference.trips import Step, brought, select, walk
 from pipeal.engine.stage import Stage
 
 if TYPE_CHECKING:
@@ -137,7 +136,7 @@ class Guide:
             device = stage.device
             with device.active(), torch.no_grad(), stage.autocast():
                 if leg.way == "down":
-                    self._descend(leg, stage, self._brought(leg, stage), turns_at=None)
+                    self._descend(leg, stage, brought(stage, leg.tree, leg.ready, leg.does), turns_at=None)
                 else:
                     self._climb(leg, stage)
         except Exception as error:
@@ -160,7 +159,7 @@ class Guide:
                 tree = select((stage.device.receive(tree, ready), rows))
             below, depth = leg.depth, leg.onward
         else:
-            tree, below, depth = self._brought(leg, stage), numbers[0], leg.depth
+            tree, below, depth = brought(stage, leg.tree, leg.ready, leg.does), numbers[0], leg.depth
         turns = [end for end in range(below + 1, depth + 1) if end == depth or self._every]
         for turn in turns:
             steps: list[Step] = [(UP, *one) for one in stage.layers if below <= one[0] < turn]
@@ -197,14 +196,6 @@ class Guide:
     def _walk(self, stage: Stage, steps: list[Step], tree: Tree, leg: Leg) -> Tree:
         batch = None if self._alone else leg.trip - (self._first or 0)
         return walk(stage, steps, tree, whole=leg.whole, batch=batch, abandoned=self.stopped)
-
-    def _brought(self, leg: Leg, stage: Stage) -> Tree:
-        try:
-            return stage.device.receive(leg.tree, leg.ready)
-        except BaseException as error:
-            where = f"stage {stage.number}, device {stage.device}"
-            add_note(error, f"on the way to {where}, for {leg.does}; input {describe(shapes_of(leg.tree))}")
-            raise
 
     def _up(self, leg: Leg) -> None:
         assert self._node.outbox is not None  # the model has so many layers

@@ -3,9 +3,9 @@
 ::
 
     compute stream   … F0 ─ready─┐                               ┌─ F0 …      of the next stage
-    io_threads' hosts              └ wait, head ──► answer         │
+    I/O threads                  └ wait, head ──► answer         │
     NCCL                              send ═════════► receive    │
-    io_threads' hosts                   until sent      until there, then the packet is handed on
+    I/O threads                         until sent      until there, then the packet is handed on
 
 The head of a message, and what of its tree is on the CPU, goes over the wire first, so that both ends give NCCL the
 same tensors in the same order. The receiver answers once it has a place and memory for them; only then they are sent: a

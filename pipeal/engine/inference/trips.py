@@ -61,14 +61,18 @@ def make(visit: Visit) -> Arrived:
     """Makes a visit in the calling thread, with the stage's own device, streams and precision."""
     device = visit.stage.device
     with device.active(), torch.no_grad(), visit.stage.autocast():
-        try:
-            tree = device.receive(visit.tree, visit.ready)
-        except BaseException as error:
-            where = f"stage {visit.stage.number}, device {device}"
-            add_note(error, f"on the way to {where}, for {visit.does}; input {describe(shapes_of(visit.tree))}")
-            raise
-        result = visit.work(tree)
+        result = visit.work(brought(visit.stage, visit.tree, visit.ready, visit.does))
         return result, device.mark_ready(result)
+
+
+def brought(stage: Stage, tree: Tree, ready: Ready, does: str) -> Tree:
+    """A tree on a stage's device, from another one's; says of an error on the way what it was for."""
+    try:
+        return stage.device.receive(tree, ready)
+    except BaseException as error:
+        where = f"stage {stage.number}, device {stage.device}"
+        add_note(error, f"on the way to {where}, for {does}; input {describe(shapes_of(tree))}")
+        raise
 
 
 def drive(trip: Trip) -> Arrived:
