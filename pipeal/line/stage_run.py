@@ -55,6 +55,9 @@ _LOOK_S = 0.2
 _GRACE_S = 30.0
 """How long a stage that has done all stays, so that the one before hears of it."""
 
+_PARTED, _LEFT = "parted", "left"
+"""What a stage keeps of a neighbour: it need not be waited for; and it knows that, so that nothing is to be said."""
+
 
 @dataclass(frozen=True)
 class Place:
@@ -387,7 +390,7 @@ class StageRun:
         before, after = self._neighbours.before, self._neighbours.after
         for end, neighbour in ((before, self.number - 1), (after, self.number + 1)):
             if end is not None:
-                end.parted = self._has_parted(neighbour)
+                end.parted = bool(self._kept_of(neighbour))
         self._save()
         self._snapshots.settle(must=True)
         if after is not None:
@@ -427,7 +430,9 @@ class StageRun:
             self._look()
         self._part()
         until = monotonic() + _GRACE_S
-        while before is not None and before.connected and not before.left and monotonic() < until:
+        while before is not None and self._kept_of(self.number - 1) != _LEFT and monotonic() < until:
+            if self._stop.code() is not None:
+                return
             self._look()
 
     def _look(self) -> None:
@@ -446,27 +451,29 @@ class StageRun:
         """Keeps what neighbours say of their end: a later life of this stage does not wait for them."""
         before, after = self._neighbours.before, self._neighbours.after
         if before is not None and before.bye:
-            self._keep_parted(self.number - 1)
+            self._keep_of(self.number - 1, _PARTED)
             before.part()
-        if after is not None and after.parted and not self._has_parted(self.number + 1):
-            self._keep_parted(self.number + 1)
+        if before is not None and before.left:
+            self._keep_of(self.number - 1, _LEFT)
+        if after is not None and after.parted:
+            self._keep_of(self.number + 1, _LEFT)
             after.leave()
 
-    def _keep_parted(self, neighbour: int) -> None:
-        write_whole(self._parted_file(neighbour), self._name_of_beginning)
+    def _keep_of(self, neighbour: int, word: str) -> None:
+        if self._kept_of(neighbour) not in (word, _LEFT):
+            assert self._begin is not None
+            write_whole(self._parting(neighbour), f"{self._begin['begun']} {word}")
 
-    def _has_parted(self, neighbour: int) -> bool:
-        with suppress(FileNotFoundError):
-            return self._parted_file(neighbour).read_text(encoding="utf-8") == self._name_of_beginning
-        return False
-
-    def _parted_file(self, neighbour: int) -> Path:
-        return self.place.folder / f"parted-{neighbour}"
-
-    @property
-    def _name_of_beginning(self) -> str:
+    def _kept_of(self, neighbour: int) -> str:
+        """What is kept of a neighbour, if it is of this beginning of the line."""
         assert self._begin is not None
-        return str(self._begin["begun"])
+        with suppress(FileNotFoundError):
+            begun, _, word = self._parting(neighbour).read_text(encoding="utf-8").partition(" ")
+            return word if begun == self._begin["begun"] else ""
+        return ""
+
+    def _parting(self, neighbour: int) -> Path:
+        return self.place.folder / f"parting-{neighbour}"
 
     def _tell(self, *, at_once: bool = False) -> None:
         if not self._finished:  # then the others may leave

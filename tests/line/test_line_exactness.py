@@ -321,21 +321,28 @@ def test_a_stage_that_is_done_waits_for_one_that_is_away_at_the_end(
     assert_same(tmp_path / "run", run_alone(line, tmp_path / "alone"))
 
 
-def test_a_stage_that_dies_before_it_keeps_that_the_one_before_is_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("stage", "word", "then"),
+    [(1, "parted", "before"), (1, "parted", "after"), (0, "left", "before")],
+)
+def test_a_stage_that_dies_while_it_parts_leaves_none_waiting(
+    stage: int, word: str, then: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Symptom: the one before left, and the later life waited for it without end."""
-    monkeypatch.setattr("pipeal.line.stage_run._GRACE_S", 0.0)
-    line = text_line(tmp_path, "transformer", 2)
-    keep, died = StageRun._keep_parted, threading.Event()
+    """Symptom: one left before the other knew that it might, and that one waited without end."""
+    line = text_line(tmp_path, "transformer", 2, "train.epochs=1")
+    keep, died = StageRun._keep_of, threading.Event()
 
-    def keeps(stage: StageRun, neighbour: int) -> None:
-        if stage.number == 1 and not died.is_set():
+    def keeps(one: StageRun, neighbour: int, kept: str) -> None:
+        dies = (one.number, kept) == (stage, word) and not died.is_set()
+        if dies and then == "before":
             died.set()
-            raise Killed("before it keeps that")
-        keep(stage, neighbour)
+            raise Killed(word)
+        keep(one, neighbour, kept)
+        if dies:
+            died.set()
+            raise Killed(word)
 
-    monkeypatch.setattr(StageRun, "_keep_parted", keeps)
+    monkeypatch.setattr(StageRun, "_keep_of", keeps)
     run_line(line)
     assert died.is_set()
 
