@@ -151,7 +151,7 @@ def kept_choice(folder: Path, line: LineFile, experiment: Experiment, device: st
         except (OSError, ValueError) as error:
             raise DataError(f"{path}: {first_line(error)}; begin a new line") from error
         if found.get("line") == line.line:
-            require_same_config(experiment, found.get("asked"))
+            require_same_config(experiment.config, found.get("asked"))
             require_same_fixed(line, json.loads(found.get("fixed", "{}")))
             config = load_config(type(experiment.config), values=document.parse(found["config"], source="stage 0"))
             return config, found["begun"]
@@ -196,12 +196,12 @@ def _chosen(experiment: Experiment, line: LineFile, device: str) -> Any:
     return replace(config, engine=engine, train=replace(train, precision=precision))
 
 
-def require_same_config(experiment: Experiment, asked: str | None) -> None:
+def require_same_config(config: RunConfig, asked: str | None) -> None:
     """Refuses a configuration that the line did not begin with: stages have begun by the first one. Where the data is
     may change.
 
     Args:
-        experiment: Has the configuration of the line's file.
+        config: That of the line's file.
         asked: What that had when the line began.
 
     Raises:
@@ -210,7 +210,6 @@ def require_same_config(experiment: Experiment, asked: str | None) -> None:
     """
     if asked is None:
         raise DataError("an earlier version of pipeal began the line; end it by that one, or begin a new line")
-    config = experiment.config
     before = load_config(type(config), values=document.parse(asked, source="stage 0"))
     for key, was, found in changes(before, config):
         if not is_in(key, (*WHERE_DATA_IS, "out")):

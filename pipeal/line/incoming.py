@@ -256,13 +256,13 @@ class Incoming(End):
             except Exception as error:
                 self._refuse(number, error)
                 raise
+            self._refused.pop(number, None)
             size = item.size + head_bytes  # or items without tensors would fill memory
             with self.changed:
                 room = self._waiting_bytes + size <= self._room_bytes
                 if not room and (self._arrived or number > self._expected):
                     self._let_go = min(self._let_go, number)
                     return
-                self._refused.pop(number, None)
                 self._next_over[over] += len(self._next_over)
                 self._waiting_bytes += size
                 self._early[number] = _Waiting(item, size, monotonic(), self._session)
@@ -277,8 +277,9 @@ class Incoming(End):
         before = self._refused.get(number, _Refused(-1, now))
         if before.session != self._session:  # not the same again
             self._refused[number] = _Refused(self._session, before.at)
-            self._ask_again_at = min(self._ask_again_at, max(now, before.at + _PATIENCE_S))
-            if now > before.at + _PATIENCE_S:
+            if now <= before.at + _PATIENCE_S:
+                self._ask_again_at = min(self._ask_again_at, before.at + _PATIENCE_S)
+            else:
                 why = str(error) if isinstance(error, DataError) else first_line(error)
                 self.fail(DataError(f"item {number} of stage {self.stage - 1} was refused twice: {why}"))
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pipeal.config import document, load_config
 from pipeal.core.atomic import write_whole
-from pipeal.core.errors import DataError, Interrupted, LineError, PeerLostError
+from pipeal.core.errors import ConfigError, DataError, Interrupted, LineError, PeerLostError
 from pipeal.engine.devices import all_devices, make_current, parse_device
 from pipeal.engine.devices.threads import intra_op_threads
 from pipeal.engine.execution.collector import libraries_left_out
@@ -129,6 +129,9 @@ class StageRun:
             if (why := self._failures.stopped_by) is not None:
                 self._stop_line(why)
                 raise LineError(f"{why}; once its cause is mended, start every stage with --again")
+            if saved is not None and self._is_over(saved.state):
+                _log.info(f"stage {self.number} had done its part before; to begin the line again, remove its folder")
+                return
             experiment = self._read() if self.number == 0 else None
             if saved is not None:
                 self._take_up(saved, experiment)
@@ -150,6 +153,21 @@ class StageRun:
             finally:
                 self._neighbours.leave()
         self._failures.forget()
+
+    def _is_over(self, state: Mapping[str, Any]) -> bool:
+        """Whether the stage of a snapshot has nothing to do or to say any more. The first one says what was edited since,
+        once it has read the data."""
+        self._begin = state["begin"]
+        neighbours = [n for n in (self.number - 1, self.number + 1) if 0 <= n < len(self.line.stages)]
+        if not state["ended"] or any(self._kept_of(one) != _LEFT for one in neighbours):
+            return False
+        try:
+            if self.number == 0:
+                require_same_config(load_config(self._schema, values=self.line.config), state["begin"]["asked"])
+                require_same_fixed(self.line, state["fixed"])
+        except ConfigError:
+            return False
+        return True
 
     def _stop_line(self, why: str) -> None:
         """Has all other stages end; those that are away now, when they come while this one is started again."""
@@ -194,7 +212,7 @@ class StageRun:
         state, counted = saved.state, saved.epoch()
         begin = state["begin"]
         if experiment is not None:
-            require_same_config(experiment, begin.get("asked"))
+            require_same_config(experiment.config, begin.get("asked"))
             require_same_data(experiment, begin["facts"])
             position = FeedPosition.of(state["feed"])
             require_same_fixed(self.line, state["fixed"])
@@ -209,12 +227,7 @@ class StageRun:
         if self._top is not None:
             self._top.go_on(counted["top"], ended=self._ended)
             self._worker.take_decoders(counted["decoders"])
-        if self._ended:
-            _log.info(f"stage {self.number} had done its part before; to begin the line again, remove its folder, too")
-        else:
-            _log.info(
-                f"stage {self.number} goes on after {self._done} items, {self._worker.next_batch} of them batches"
-            )
+        _log.info(f"stage {self.number} goes on after {self._done} items, {self._worker.next_batch} of them batches")
 
     def _begin_with(self, item: Item) -> None:
         """The first item: the stage is built, unless what its layers go on with is still to come."""
@@ -390,7 +403,7 @@ class StageRun:
         before, after = self._neighbours.before, self._neighbours.after
         for end, neighbour in ((before, self.number - 1), (after, self.number + 1)):
             if end is not None:
-                end.parted = bool(self._kept_of(neighbour))
+                end.parted = end.parted or bool(self._kept_of(neighbour))
         self._save()
         self._snapshots.settle(must=True)
         if after is not None:
@@ -413,12 +426,15 @@ class StageRun:
 
     def _await_parting(self) -> None:
         """Stays until both neighbours know that they need nothing more: the one before may have to do its last items
-        again, and the next one does not end before it is told. All is saved, so that a signal ends this as well."""
+        again, and the next one does not end before it is told."""
         before, after, told = self._neighbours.before, self._neighbours.after, False
         ends = [(before, self.number - 1), (after, self.number + 1)]
         while waits := [(end, neighbour) for end, neighbour in ends if end is not None and not end.parted]:
-            if self._stop.code() is not None:
-                return
+            if (code := self._stop.code()) is not None:
+                raise Interrupted(
+                    f"stage {self.number} is saved, but stage {waits[0][1]} does not know that it has done its part",
+                    code,
+                )
             self._neighbours.require()
             away = [neighbour for end, neighbour in waits if end.lost_s > _GRACE_S]
             if away and not told:
@@ -430,8 +446,8 @@ class StageRun:
             self._look()
         self._part()
         until = monotonic() + _GRACE_S
-        while before is not None and self._kept_of(self.number - 1) != _LEFT and monotonic() < until:
-            if self._stop.code() is not None:
+        while before is not None and self._kept_of(self.number - 1) != _LEFT and self._stop.code() is None:
+            if monotonic() > until and before.lost_s >= _GRACE_S:
                 return
             self._look()
 

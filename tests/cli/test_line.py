@@ -148,6 +148,8 @@ def test_snapshots_of_another_stage_or_line_and_other_data(tmp_path: Path, capsy
     line.write_text(document.dump(content))
     rows = tmp_path / "data" / "ag_news_csv" / "train.csv"
     rows.write_text(rows.read_text() + '"1","more","more words than before"\n')
+    assert ran(line, 0, capsys)[0] == 0, "it has done its part, and reads no data"
+    (folders[0] / "parting-1").unlink()
     told_one_line(r"the data has .* but had .* when the line began; put the data back", *ran(line, 0, capsys))
     assert not list(tmp_path.glob("stage-*/failure.json"))
 
