@@ -155,8 +155,8 @@ class StageRun:
         self._failures.forget()
 
     def _is_over(self, state: Mapping[str, Any]) -> bool:
-        """Whether the stage of a snapshot has nothing to do or to say any more. The first one says what was edited since,
-        once it has read the data."""
+        """Whether the stage of a snapshot has nothing to do or to say any more. Of the first one, what was edited since
+        has to be told yet."""
         self._begin = state["begin"]
         neighbours = [n for n in (self.number - 1, self.number + 1) if 0 <= n < len(self.line.stages)]
         if not state["ended"] or any(self._kept_of(one) != _LEFT for one in neighbours):
