@@ -159,7 +159,7 @@ def run(*, file: str, stage: int, key: str | None, folder: str | None, run_folde
 
 
 def _allow_all_files() -> None:
-    """Has the system let this process open as many files as it may: whoever connects to the port takes one for a while,
+    """Has the system let this process open as many files as it may: each connection to the port takes one for a while,
     and snapshots need some."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):

@@ -286,9 +286,8 @@ class Incoming(End):
     def _meet(self, begun: Any) -> None:
         """Ends the stage where the one before has begun again from nothing, with items that only seem to go on; else
         says what is saved, for which that one must know its beginning if this one does."""
-        self._has_met = begun is not None or self.begun is None
-        if begun is not None and self.begun is not None and begun != self.begun:
-            self._has_met = False
+        self._has_met = self.begun in (None, begun)
+        if begun is not None and not self._has_met:
             self.fail(
                 DataError(
                     f"stage {self.stage - 1} has begun the line again, and this stage's snapshots are of the time "

@@ -44,8 +44,10 @@ class Neighbours:
         self._said: list[tuple[Incoming | Outgoing, Neighbour]] = []
 
     @property
-    def _ends(self) -> list[Incoming | Outgoing]:
-        return [end for end in (self.before, self.after) if end is not None]
+    def ends(self) -> list[tuple[Incoming | Outgoing, int]]:
+        """The ends there are, each with the number of the neighbour."""
+        pairs = ((self.before, self._number - 1), (self.after, self._number + 1))
+        return [(end, neighbour) for end, neighbour in pairs if end is not None]
 
     def set_begun(self, begun: str) -> None:
         """Notes which beginning the stage's items count from: neighbours of another one are refused."""
@@ -88,24 +90,24 @@ class Neighbours:
 
     def leave(self) -> None:
         """Closes the links."""
-        for end in reversed(self._ends):
+        for end, _ in reversed(self.ends):
             end.close()
         self.before = self.after = None
         self._said.clear()
 
     def stop(self, why: str) -> None:
         """Has the neighbours stop the line, as far as they hear it within some seconds, and leaves them."""
-        for end in self._ends:
+        for end, _ in self.ends:
             end.stop(why)
         until = monotonic() + _STOP_S
-        for end in self._ends:
+        for end, _ in self.ends:
             end.await_told(max(0.0, until - monotonic()))
         self.leave()
 
     @property
     def failure(self) -> BaseException | None:
         """What a link failed with, if one did."""
-        return next((end.failure for end in self._ends if end.failure is not None), None)
+        return next((end.failure for end, _ in self.ends if end.failure is not None), None)
 
     def raise_failure(self) -> None:
         """Raises it."""
@@ -122,8 +124,8 @@ class Neighbours:
         self.raise_failure()
         if self._line.wait_s is None:
             return
-        for end, neighbour in ((self.before, self._number - 1), (self.after, self._number + 1)):
-            if end is not None and not end.parted and end.lost_s > self._line.wait_s:
+        for end, neighbour in self.ends:
+            if not end.parted and end.lost_s > self._line.wait_s:
                 raise PeerLostError(
                     f"stage {neighbour} was away for {self._line.wait_s:g} s (wait_s); start it, and this one again",
                     neighbour,

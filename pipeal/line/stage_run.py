@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -13,7 +13,6 @@ from typing import Any
 from torch import Tensor
 
 from pipeal.config import document, load_config
-from pipeal.core.atomic import write_whole
 from pipeal.core.errors import ConfigError, DataError, Interrupted, LineError, PeerLostError
 from pipeal.engine.devices import all_devices, make_current, parse_device
 from pipeal.engine.devices.threads import intra_op_threads
@@ -36,6 +35,7 @@ from pipeal.line.feed import Feed, FeedPosition
 from pipeal.line.items import BEGIN, END, STATE, Item, Packed
 from pipeal.line.line_file import LineFile
 from pipeal.line.neighbours import Neighbours, shown
+from pipeal.line.parting import LEFT, PARTED, Partings
 from pipeal.line.retained import Retained
 from pipeal.line.snapshots import Snapshots
 from pipeal.line.status import StageStatus, Status
@@ -54,9 +54,6 @@ _LOOK_S = 0.2
 
 _GRACE_S = 30.0
 """How long a stage that has done all stays, so that the one before hears of it."""
-
-_PARTED, _LEFT = "parted", "left"
-"""What a stage keeps of a neighbour: it need not be waited for; and it knows that, so that nothing is to be said."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +122,8 @@ class StageRun:
             # No more is ever said to be saved, and no item asked for that the stage before may have let go.
             self._done = 0 if saved is None else saved.position["item"]
             if saved is not None:
-                self._neighbours.set_begun(saved.state["begin"]["begun"])
+                self._begin = saved.state["begin"]
+                self._neighbours.set_begun(self._begin["begun"])
             if (why := self._failures.stopped_by) is not None:
                 self._stop_line(why)
                 raise LineError(f"{why}; once its cause is mended, start every stage with --again")
@@ -157,9 +155,8 @@ class StageRun:
     def _is_over(self, state: Mapping[str, Any]) -> bool:
         """Whether the stage of a snapshot has nothing to do or to say any more. Of the first one, what was edited since
         has to be told yet."""
-        self._begin = state["begin"]
         neighbours = [n for n in (self.number - 1, self.number + 1) if 0 <= n < len(self.line.stages)]
-        if not state["ended"] or any(self._kept_of(one) != _LEFT for one in neighbours):
+        if not state["ended"] or any(self._partings.of(one) != LEFT for one in neighbours):
             return False
         try:
             if self.number == 0:
@@ -254,7 +251,6 @@ class StageRun:
     def _build(self, begin: Mapping[str, Any], states: Mapping[int, State] | None) -> None:
         """Makes the layers, as new or as saved; the engine's settings hold from here on."""
         config = self._config_of(begin)
-        self._begin = begin
         models = (
             self._kind.models(config, begin["blueprint"])
             if self._feed is None  # as on all stages but the first
@@ -400,10 +396,9 @@ class StageRun:
 
     def _finish(self) -> None:
         """Saves, and leaves once the neighbours need nothing more."""
-        before, after = self._neighbours.before, self._neighbours.after
-        for end, neighbour in ((before, self.number - 1), (after, self.number + 1)):
-            if end is not None:
-                end.parted = end.parted or bool(self._kept_of(neighbour))
+        after = self._neighbours.after
+        for end, neighbour in self._neighbours.ends:
+            end.parted = end.parted or bool(self._partings.of(neighbour))
         self._save()
         self._snapshots.settle(must=True)
         if after is not None:
@@ -427,9 +422,8 @@ class StageRun:
     def _await_parting(self) -> None:
         """Stays until both neighbours know that they need nothing more: the one before may have to do its last items
         again, and the next one does not end before it is told."""
-        before, after, told = self._neighbours.before, self._neighbours.after, False
-        ends = [(before, self.number - 1), (after, self.number + 1)]
-        while waits := [(end, neighbour) for end, neighbour in ends if end is not None and not end.parted]:
+        before, told = self._neighbours.before, False
+        while waits := [(end, neighbour) for end, neighbour in self._neighbours.ends if not end.parted]:
             if (code := self._stop.code()) is not None:
                 raise Interrupted(
                     f"stage {self.number} is saved, but stage {waits[0][1]} does not know that it has done its part",
@@ -446,7 +440,7 @@ class StageRun:
             self._look()
         self._part()
         until = monotonic() + _GRACE_S
-        while before is not None and self._kept_of(self.number - 1) != _LEFT and self._stop.code() is None:
+        while before is not None and self._partings.of(self.number - 1) != LEFT and self._stop.code() is None:
             if monotonic() > until and before.lost_s >= _GRACE_S:
                 return
             self._look()
@@ -467,29 +461,18 @@ class StageRun:
         """Keeps what neighbours say of their end: a later life of this stage does not wait for them."""
         before, after = self._neighbours.before, self._neighbours.after
         if before is not None and before.bye:
-            self._keep_of(self.number - 1, _PARTED)
+            self._partings.keep(self.number - 1, PARTED)
             before.part()
         if before is not None and before.left:
-            self._keep_of(self.number - 1, _LEFT)
+            self._partings.keep(self.number - 1, LEFT)
         if after is not None and after.parted:
-            self._keep_of(self.number + 1, _LEFT)
+            self._partings.keep(self.number + 1, LEFT)
             after.leave()
 
-    def _keep_of(self, neighbour: int, word: str) -> None:
-        if self._kept_of(neighbour) not in (word, _LEFT):
-            assert self._begin is not None
-            write_whole(self._parting(neighbour), f"{self._begin['begun']} {word}")
-
-    def _kept_of(self, neighbour: int) -> str:
-        """What is kept of a neighbour, if it is of this beginning of the line."""
+    @property
+    def _partings(self) -> Partings:
         assert self._begin is not None
-        with suppress(FileNotFoundError):
-            begun, _, word = self._parting(neighbour).read_text(encoding="utf-8").partition(" ")
-            return word if begun == self._begin["begun"] else ""
-        return ""
-
-    def _parting(self, neighbour: int) -> Path:
-        return self.place.folder / f"parting-{neighbour}"
+        return Partings(self.place.folder, self._begin["begun"])
 
     def _tell(self, *, at_once: bool = False) -> None:
         if not self._finished:  # then the others may leave

@@ -17,6 +17,7 @@ from pipeal.core.errors import DataError, PeerLostError
 from pipeal.core.modules import module_of
 from pipeal.line.items import Item
 from pipeal.line.neighbours import Neighbours
+from pipeal.line.parting import Partings
 from pipeal.line.stage_run import StageRun
 from pipeal.line.status import read_status
 from pipeal.line.worker import StageWorker
@@ -272,7 +273,7 @@ def test_a_line_goes_on_with_a_run_on_other_stages(death: tuple[int, str], tmp_p
 
 def test_a_stage_whose_folder_is_of_another_beginning_is_told(tmp_path: Path) -> None:
     """Symptom: the first stage began again, with another configuration, and the next one went on where it had stood:
-    both ended with 0. Nobody had removed its folder, and numbers of items are the same in every beginning."""
+    both ended with 0. Its folder had been left, and numbers of items are the same in every beginning."""
     line = text_line(tmp_path, "transformer", 2, snapshot_s=0.2)
     stopped(line)
     shutil.rmtree(tmp_path / "stage-0")
@@ -306,17 +307,15 @@ def test_a_stage_that_is_done_waits_for_one_that_is_away_at_the_end(
     again, and waited for it without end."""
     monkeypatch.setattr("pipeal.line.stage_run._GRACE_S", 0.0)
     line = text_line(tmp_path, "transformer", 2, snapshot_s=0.2)
-    ended, died = threading.Event(), threading.Event()
+    died, read = threading.Event(), StageRun._read
 
-    def reached(stage: int, place: str) -> None:
-        if stage == 0 and place == "amid end":
-            ended.set()
-        elif stage == 0 and place == "before a snapshot" and ended.is_set() and not died.is_set():
-            until_finished(tmp_path / "stage-1")
-            died.set()
-            raise Killed(place)
+    def reads(stage: StageRun) -> Any:
+        if died.is_set():
+            until(lambda: read_status(tmp_path / "stage-1")[-1].before.startswith("away"))
+        return read(stage)
 
-    run_line(line, reached)
+    monkeypatch.setattr(StageRun, "_read", reads)
+    run_line(line, dying_at_the_end(tmp_path, died))
     assert died.is_set()
     assert_same(tmp_path / "run", run_alone(line, tmp_path / "alone"))
 
@@ -330,10 +329,10 @@ def test_a_stage_that_dies_while_it_parts_leaves_none_waiting(
 ) -> None:
     """Symptom: one left before the other knew that it might, and that one waited without end."""
     line = text_line(tmp_path, "transformer", 2, "train.epochs=1")
-    keep, died = StageRun._keep_of, threading.Event()
+    keep, died = Partings.keep, threading.Event()
 
-    def keeps(one: StageRun, neighbour: int, kept: str) -> None:
-        dies = (one.number, kept) == (stage, word) and not died.is_set()
+    def keeps(one: Partings, neighbour: int, kept: str) -> None:
+        dies = (neighbour, kept) == (1 - stage, word) and not died.is_set()
         if dies and then == "before":
             died.set()
             raise Killed(word)
@@ -342,7 +341,7 @@ def test_a_stage_that_dies_while_it_parts_leaves_none_waiting(
             died.set()
             raise Killed(word)
 
-    monkeypatch.setattr(StageRun, "_keep_of", keeps)
+    monkeypatch.setattr(Partings, "keep", keeps)
     run_line(line)
     assert died.is_set()
 
@@ -350,15 +349,7 @@ def test_a_stage_that_dies_while_it_parts_leaves_none_waiting(
 def test_a_stage_that_is_done_waits_no_longer_than_wait_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Symptom: it ended with 0, and was not started again for the one before, which had to do its last items again."""
     line = text_line(tmp_path, "transformer", 2, snapshot_s=0.2, wait_s=1.0)
-    ended, died, lost = threading.Event(), threading.Event(), threading.Event()
-
-    def reached(stage: int, place: str) -> None:
-        if stage == 0 and place == "amid end":
-            ended.set()
-        elif stage == 0 and place == "before a snapshot" and ended.is_set() and not died.is_set():
-            until_finished(tmp_path / "stage-1")
-            died.set()
-            raise Killed(place)
+    died, lost = threading.Event(), threading.Event()
 
     def reads(stage: StageRun) -> Any:
         if died.is_set():
@@ -376,8 +367,19 @@ def test_a_stage_that_is_done_waits_no_longer_than_wait_s(tmp_path: Path, monkey
     monkeypatch.setattr(StageRun, "_read", reads)
     monkeypatch.setattr(Neighbours, "require", requires)
     with pytest.raises(PeerLostError, match="stage 0 was away for 1 s"):
-        run_line(line, reached)
+        run_line(line, dying_at_the_end(tmp_path, died))
 
 
-def until_finished(folder: Path) -> None:
-    until(lambda: read_status(folder)[-1].state == "finished")
+def dying_at_the_end(folder: Path, died: threading.Event) -> Callable[[int, str], None]:
+    """Kills stage 0 once, when stage 1 has done all, before it has saved that it has, too."""
+    ended = threading.Event()
+
+    def reached(stage: int, place: str) -> None:
+        if stage == 0 and place == "amid end":
+            ended.set()
+        elif stage == 0 and place == "before a snapshot" and ended.is_set() and not died.is_set():
+            until(lambda: read_status(folder / "stage-1")[-1].state == "finished")
+            died.set()
+            raise Killed(place)
+
+    return reached
