@@ -63,6 +63,15 @@ def detach(tree: T) -> T:
     return map_tensors(Tensor.detach, tree)
 
 
+def detach_alone(tensor: Tensor) -> Tensor:
+    """A tensor of no graph, in a storage that holds no more than it: to be kept.
+
+    What PyTorch gives as a mean squared error lies in the storage of all the errors that it is the mean of.
+    """
+    own = tensor.detach()
+    return own if own.untyped_storage().nbytes() <= own.nbytes else own.clone()
+
+
 def move(tree: T, device: torch.device) -> T:
     """The same tree with every tensor on ``device``.
 

@@ -20,7 +20,7 @@ from pipeal.core.errors import ConfigError, LayerError, PlacementError, Schedule
 from pipeal.core.materialize import Origin, is_on_meta
 from pipeal.core.modules import device_of
 from pipeal.core.protocols import DOWN, TURN, UP, Path, check_path, through_blocks
-from pipeal.core.tree import Tree
+from pipeal.core.tree import Tree, detach_alone
 from pipeal.methods.fused import step_and_clear
 from pipeal.methods.optimizers import follow_weights, scale_rates
 from pipeal.methods.scaling import LossScaler
@@ -92,7 +92,7 @@ class LocalLayer(nn.Module, ABC):
             self._check_optimizer()
         weighted = losses if weights is None else tuple(w * loss for w, loss in zip(weights, losses, strict=True))
         self._graph = weighted if torch.is_grad_enabled() else None
-        self._losses = tuple(loss.detach() for loss in losses)
+        self._losses = tuple(map(detach_alone, losses))
 
     def loss(self) -> tuple[Tensor, ...] | None:
         """The losses of the last forward, detached; None before the first."""

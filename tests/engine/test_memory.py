@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pipeal import AE, AL, ENC, ALPackage, Pipeline
+from pipeal.core.packet import Packet
 from pipeal.engine import SCHEDULES
+from pipeal.engine.runner.layer import Plain
 
 from .cases import ORDERS
 from .traps import Gate
@@ -179,6 +181,29 @@ class Careless(AL):
         assert self._graph is not None
         self.kept = self._graph
         return found
+
+
+def test_losses_that_are_kept_are_all_that_their_storage_holds() -> None:
+    """Symptom: memory grew with the number of batches and of layers. Cause: PyTorch's mean squared error of a batch
+    lies in the storage of all its errors, and a thousand such losses wait for a report."""
+
+    class Own(Pass):
+        def forward(self, x: Any, y: Any) -> tuple[Any, Any]:
+            self.error = nn.functional.mse_loss(x, y)
+            return super().forward(x, y)
+
+        def loss(self) -> Any:
+            return (self.error,)
+
+    layer = AL(ENC(nn.Linear(8, 8), nn.Linear(8, 8)), AE(nn.Linear(8, 8), nn.Linear(8, 8)))
+    assert nn.functional.mse_loss(*next(rows(1))).untyped_storage().nbytes() > 4, "else there is nothing to see"
+    for one in (layer, Own()):
+        passed = Plain(one).forward(Packet(0, *next(rows(1))), *next(rows(1)))
+        assert passed.losses is not None
+        assert {loss.untyped_storage().nbytes() for loss in passed.losses} == {4}
+    kept = layer.loss()
+    assert kept is not None
+    assert {loss.untyped_storage().nbytes() for loss in kept} == {4}
 
 
 def test_reported_losses_hold_no_graph() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from pipeal.core.errors import LayerError, ScheduleError
 from pipeal.core.packet import Packet
 from pipeal.core.protocols import TrainableLayer
-from pipeal.core.tree import Tree, tensors
+from pipeal.core.tree import Tree, detach_alone, tensors
 from pipeal.engine.schedule import Action
 
 
@@ -126,7 +126,7 @@ class Plain(Runner):
                 "this one; return detach(out), y (pipeal.core.tree.detach, for a tensor or any nesting of them)"
             )
         # A user's own loss() may hold a graph, be numbers already, or hold nothing.
-        detached = [torch.as_tensor(loss).detach() for loss in (() if losses is None else losses)]
+        detached = [detach_alone(torch.as_tensor(loss)) for loss in (() if losses is None else losses)]
         return Passed(onward, detached or None)
 
     def backward(self, packet: Packet, rows: range | None = None) -> None:  # noqa: ARG002
