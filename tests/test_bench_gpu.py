@@ -103,10 +103,11 @@ def test_a_profile_sees_kernels_of_several_streams(bench: ModuleType, tmp_path: 
 
 
 class Sleeps(AL):
-    """A forward that keeps the GPU's clock busy for a few milliseconds, and leaves the rest of it free."""
+    """A forward that keeps the GPU's clock busy far longer than hosts take to give it a batch's work, and leaves the
+    rest of it free."""
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        torch.cuda._sleep(5_000_000)
+        torch.cuda._sleep(100_000_000)
         return super().forward(x, y)
 
 

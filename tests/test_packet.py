@@ -186,7 +186,7 @@ def test_what_comes_from_a_gpu_is_there_when_it_is_read() -> None:
     """Symptom: the copy went into pinned memory and was not waited for; the CPU read what had been there before."""
     product = torch.randn(4096, 4096, device="cuda")
     for _ in range(20):
-        product = product @ product / 64
+        product = (product @ product / 64).tanh()
     moved = move((product,), torch.device("cpu"))[0].clone()
     torch.cuda.synchronize()
     assert torch.equal(moved, product.cpu())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ _FIRST = ("engine/test_cuda.py", "data/grouping/test_gradients.py", "engine/test
           "engine/test_inference_cuda.py", "engine/test_finite_cuda.py",
           "integration/test_no_host_waits_cuda.py")  # fmt: skip
 """Whose failures say most; then all others, the distributed ones last."""
+_MARK = re.compile(r"^(@|pytestmark = |    @)pytest\.mark\.cuda$", re.MULTILINE)
 _FILE_S, _TEST_S = 150.0, 60.0
 
 
@@ -39,7 +41,7 @@ class MarkedFile:
 
 def marked_files(root: Path) -> list[str]:
     """The files that have tests marked ``cuda``, by what should be known first."""
-    files = [path for path in (root / "tests").rglob("test_*.py") if "mark.cuda" in path.read_text(encoding="utf-8")]
+    files = [path for path in (root / "tests").rglob("test_*.py") if _MARK.search(path.read_text(encoding="utf-8"))]
     names = sorted(str(path.relative_to(root)) for path in files)
     first = [f"tests/{name}" for name in _FIRST if f"tests/{name}" in names]
     others = [name for name in names if name not in first]

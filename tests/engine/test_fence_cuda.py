@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeal import AL, ALPackage, Pipeline
+from pipeal import AL, ENC, ALPackage, Pipeline
 from pipeal.engine import SCHEDULES, Snapshot, load_layer_state
 
 from .test_cuda import PLACEMENTS, batches, package, same
@@ -132,8 +132,8 @@ def test_tensors_with_gaps_and_of_any_layout_are_copied_as_they_are() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.linear(x)
 
-    model = package()
-    model[0].enc.f = Odd()
+    first, *others = package()
+    model = ALPackage([AL(ENC(Odd(), first.enc.b), first.ae), *others])
     wanted = {name: value.clone() for name, value in model[0].enc.f.named_buffers()}
     with Pipeline(model, ["cuda:0"]) as pipe:
         for name in ("gaps", "one"):  # ``module.to`` closes gaps

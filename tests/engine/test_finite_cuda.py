@@ -47,12 +47,12 @@ def data(batches: int, poisoned: dict[int, float]) -> list[tuple[Tensor, Tensor]
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_it_ends_the_run_at_the_drain_at_the_latest(placement: str, schedule: str, batches: int) -> None:
+    """Whichever layer looks first: losses of a later one may arrive between two looks of an earlier one."""
     with (
-        pytest.raises(NonFiniteError, match=r"has a loss that is not finite on batch 5: nan") as caught,
+        pytest.raises(NonFiniteError, match=r"has a loss that is not finite on batch 5: nan"),
         Pipeline(package(), PLACEMENTS[placement], schedule, threads=1) as pipe,
     ):
         pipe.run(data(batches, {5: nan}))
-    assert caught.value.layer in (0, 1)  # a layer on a CPU sees at once what the one before it on a GPU has yet to see
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)

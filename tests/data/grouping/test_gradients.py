@@ -35,7 +35,8 @@ def outcome(module: AnnotatedModule, batch: DataCollection, *groupers: Grouper) 
     found = tensors(out.data_groups[0].value)
     module.zero_grad()
     # A weight of its own for each number: a sum alone would not notice samples that changed places.
-    sum((tensor * torch.linspace(-1, 1, tensor.numel()).view(tensor.shape)).sum() for tensor in found).backward()
+    weights = [torch.linspace(-1, 1, tensor.numel(), device=tensor.device).view(tensor.shape) for tensor in found]
+    sum((tensor * weight).sum() for tensor, weight in zip(found, weights, strict=True)).backward()
     return [*found, *(parameter.grad for parameter in module.parameters() if parameter.grad is not None)]
 
 

@@ -90,6 +90,7 @@ def test_replicas_on_one_gpu_learn_together() -> None:
 def alone(world: World) -> tuple[Tensor, str]:
     """The life of a group of NCCL, as far as one GPU shows it, and its backend's class; the world then closes what has
     been aborted."""
+    world.open_groups()
     group = gpu_group([world.rank], Seat("cuda:0", "the only one", 0.0))
     row = torch.ones(4, device="cuda:0")
     group.allreduce([row]).wait()
