@@ -59,13 +59,14 @@ def faked(bench: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch) -> list
     """In place of trainings, rows; gives what was to be trained. The eighth finds the machine off."""
     done: list[Any] = []
 
-    def trained(experiment: Any, form: Any, kind: str, seed: int, epochs: int, batches: int) -> Any:
+    def trained(experiment: Any, training: Any) -> Any:
         if len(done) == 7:
             raise Off
-        done.append((kind, form.contestant.name, form.parts, form.setting["train.lr.base"], seed, epochs))
-        held = 0.9 if form.setting["train.lr.base"] == 3e-3 else 0.1  # better with the higher rate
+        kind, name, parts, setting, seed, epochs, batches = training
+        done.append((kind, name, parts, setting["train.lr.base"], seed, epochs))
+        held = 0.9 if setting["train.lr.base"] == 3e-3 else 0.1  # better with the higher rate
         measured = [(held, None if kind == "try" else 0.5)]
-        what = (kind, form.contestant.name, form.parts, dict(form.setting), seed, epochs, batches, measured, 0)
+        what = (kind, name, parts, dict(setting), seed, epochs, batches, measured, 0)
         return bench["methods_rows"].Row(*what, samples=1, seconds=float(len(done)))
 
     monkeypatch.setattr(bench["methods"], "trained", trained)
@@ -127,9 +128,9 @@ def test_rows_are_trainings(
     for row in found["rows"]:
         assert len(row["measured"]) == row["epochs"]
         assert {test is not None for _, test in row["measured"]} == {row["kind"] == "seed"}  # no try sees them
-    # The same again, but for times: made again where only they are known.
+    # The same again, but for times: made again where only they are known, and in processes of their own.
     paths[1].write_text(json.dumps({**found, "rows": []}), encoding="utf-8")
-    bench["methods"].main([*options, "--json", str(paths[1])])
+    bench["methods"].main([*options, "--jobs", "2", "--json", str(paths[1])])
     assert [row | {"seconds": 0} for row in kept(paths[1])["rows"]] == [row | {"seconds": 0} for row in found["rows"]]
 
 
@@ -218,7 +219,7 @@ def test_dearer_methods_train_on_fewer_batches(bench: dict[str, ModuleType], tmp
             table.costs = {al.key: {"training_flops_per_sample": 6.0}, bp.key: {"training_flops_per_sample": 3.0}}
             table.times = {methods.Bench.time_key(al, 2): {"batch_s": 2.5, "bp_batch_s": 1.0}}
             table.times[methods.Bench.time_key(bp, 2)] = {"batch_s": 1.1, "bp_batch_s": 1.1}
-            found = methods.Bench(None, table, {}, [2], 60)
+            found = methods.Bench(None, table, {}, [2], 60, None)
             assert found.length(al, 10) == wanted
             assert found.length(bp, 10) == (10, 60)
 

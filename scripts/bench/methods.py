@@ -18,7 +18,8 @@ one device, measured in turns beforehand, not those of a training while the mach
 same budget. A part of an epoch is taken from all epochs alike, so that the learning rate comes to its end.
 
 A row of the file ``--json`` is one training; it is written after each, and what it has is not done again. Rows of other
-files, made elsewhere, come in with ``--merge``. methods_report.py prints the file again, and draws the picture.
+files, made elsewhere, come in with ``--merge``. methods_report.py prints the file again, and draws the picture. With
+``--jobs`` so many trainings are under way at once, in processes of their own: one alone does not fill a GPU.
 """
 
 from __future__ import annotations
@@ -28,11 +29,13 @@ import logging
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from methods_costs import Form, counted, machine, timed
@@ -120,17 +123,37 @@ class Lines:
         print(f"{self.label}: epoch {row.epoch}, held-out {held:.4f}{told}, {row.epoch_time:.1f} s", file=sys.stderr)
 
 
-def trained(experiment: Experiment, form: Form, kind: Any, seed: int, epochs: int, batches: int) -> Row:
-    """One training.
+class Training(NamedTuple):
+    """One to be done; what it is sent to another process as, so that a contestant is its name.
 
-    Args:
-        experiment: With data and configuration.
-        form: What is trained.
+    Attributes:
         kind: ``try``, which is measured on held-out samples alone, or ``seed``.
+        name: Of the contestant.
+        parts: Into how many its network is divided.
+        setting: Options, and what was tried.
         seed: Of weights and batches.
         epochs: How many.
         batches: Of each epoch.
     """
+
+    kind: Any
+    name: str
+    parts: int | None
+    setting: Setting
+    seed: int
+    epochs: int
+    batches: int
+
+    @property
+    def key(self) -> str:
+        """That of its row."""
+        return key_of(self.kind, self.name, self.parts, dict(self.setting), *self[4:])
+
+
+def trained(experiment: Experiment, training: Training) -> Row:
+    """One training, of the data and configuration of an experiment."""
+    kind, name, parts, setting, seed, epochs, batches = training
+    form = Form(Contestant.of(name), parts, setting)
     config = form.config(experiment.config)
     config = replace(config, train=replace(config.train, seed=seed, epochs=epochs))
     config = at_length(config, batches, quiet=True)
@@ -144,7 +167,7 @@ def trained(experiment: Experiment, form: Form, kind: Any, seed: int, epochs: in
             return Scores(math.nan, math.nan, test_loss=test, held_acc=math.nan, held_loss=held)
         return Scores(math.nan, test, held_acc=held)
 
-    watcher = Lines(f"{kind} {form.contestant.name}, parts {form.parts or '-'}, {shown(form.setting)}, seed {seed}")
+    watcher = Lines(f"{kind} {name}, parts {parts or '-'}, {shown(setting)}, seed {seed}")
     failed: str | None = None
     with closing(FirstBatches(own.train_batches(seed), batches)) as feed:
         try:
@@ -158,7 +181,7 @@ def trained(experiment: Experiment, form: Form, kind: Any, seed: int, epochs: in
     if best is None and failed is None:
         failed = "diverged"
     return Row(
-        *(kind, form.contestant.name, form.parts, dict(form.setting), seed, epochs, batches, measured, best),
+        *(kind, name, parts, dict(setting), seed, epochs, batches, measured, best),
         samples=watcher.samples,
         seconds=sum(row.epoch_time for row in position.rows),
         failed=failed,
@@ -219,6 +242,7 @@ class Bench:
         tries: By contestant, the settings to try, options included; all have as many.
         parts: The numbers of parts.
         batches: Of an epoch.
+        options: What was asked for, which other processes open the experiment by.
     """
 
     experiment: Experiment
@@ -226,6 +250,7 @@ class Bench:
     tries: dict[str, list[Form]]
     parts: Sequence[int]
     batches: int
+    options: argparse.Namespace
 
     def forms(self) -> list[list[Form]]:
         """Every contestant in every number of parts, once where that makes no difference: what is tried of each."""
@@ -296,13 +321,9 @@ class Bench:
     def run(self, seeds: Sequence[int]) -> None:
         """Tries, chooses and trains whatever the table has not, seed by seed: differences are paired early."""
         of = self.table.of
-        for forms in self.forms():
-            for form in forms:
-                self._train(form, "try", of["try_seed"], of["try_epochs"])
-        for seed in seeds:
-            for forms in self.forms():
-                if (chosen := self.chosen(forms)) is not None:
-                    self._train(chosen, "seed", seed, of["epochs"])
+        self._train(self._training(form, "try", of["try_seed"]) for forms in self.forms() for form in forms)
+        chosen = [form for forms in self.forms() if (form := self.chosen(forms)) is not None]
+        self._train(self._training(form, "seed", seed) for seed in seeds for form in chosen)
 
     def chosen(self, forms: Sequence[Form]) -> Form | None:
         """The form whose try was best; None where all diverged."""
@@ -310,14 +331,44 @@ class Bench:
         best = best_try(self.table.rows.values(), first.contestant.name, first.parts, is_loss=is_loss)
         return None if best is None else first._replace(setting=best.setting)
 
-    def _train(self, form: Form, kind: str, seed: int, epochs: int) -> None:
-        own, batches = self.length(form, epochs)
-        key = key_of(kind, form.contestant.name, form.parts, dict(form.setting), seed, own, batches)
-        if key not in self.table.rows:
-            row = trained(self.experiment, form, kind, seed, own, batches)
-            self.table.add(row)
-            if row.failed is not None:
-                print(f"{kind} {form.contestant.name}, {shown(form.setting)}: {row.failed}", file=sys.stderr)
+    def _training(self, form: Form, kind: str, seed: int) -> Training:
+        length = self.length(form, self.table.of["try_epochs" if kind == "try" else "epochs"])
+        return Training(kind, form.contestant.name, form.parts, form.setting, seed, *length)
+
+    def _train(self, trainings: Iterable[Training]) -> None:
+        """What the table has not, in order."""
+        missing = [training for training in trainings if training.key not in self.table.rows]
+        if self.options.jobs == 1:
+            for training in missing:
+                self._keep(trained(self.experiment, training))
+            return
+        # Not by forking: CUDA cannot be used after that.
+        pool = ProcessPoolExecutor(
+            min(self.options.jobs, len(missing)) or 1, get_context("spawn"), _open, (self.options,)
+        )
+        try:
+            for future in as_completed([pool.submit(_trained, training) for training in missing]):
+                self._keep(future.result())
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _keep(self, row: Row) -> None:
+        self.table.add(row)
+        if row.failed is not None:
+            print(f"{row.kind} {row.name}, {shown(row.setting)}: {row.failed}", file=sys.stderr)
+
+
+_opened: list[Experiment] = []
+"""Of a process that does trainings for another one, what it was opened with."""
+
+
+def _open(options: argparse.Namespace) -> None:
+    keep_freed_memory()
+    _opened[:] = [opened(options)]
+
+
+def _trained(training: Training) -> Row:
+    return trained(_opened[0], training)
 
 
 def tries_of(
@@ -409,6 +460,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--width", help="of the network, as model.width")
     parser.add_argument("--precision", default="auto", help="fp32, bf16 or fp16; default: the fastest")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=1, help="trainings at once, in processes of their own")
     parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--times", action="store_true", help="also measure times, and forecast them")
@@ -416,9 +468,16 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--merge", type=Path, nargs="+", default=[], metavar="FILE", help="rows of other machines")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="also draw accuracy over FLOPs of training there")
     options = parser.parse_args(arguments)
-    counts = [options.seeds, options.try_epochs, *options.parts, options.epochs or 1, options.limit_train or 1]
+    counts = [
+        options.seeds,
+        options.jobs,
+        options.try_epochs,
+        *options.parts,
+        options.epochs or 1,
+        options.limit_train or 1,
+    ]
     if min(counts) < 1:
-        parser.error("found a number below 1; expected at least 1 of --seeds, --parts and epochs")
+        parser.error("found a number below 1; expected at least 1 of --seeds, --jobs, --parts and epochs")
     if options.try_seed in range(options.first_seed, options.first_seed + options.seeds):
         parser.error(f"--try-seed: found {options.try_seed}, which is one to report; expected another")
     return options
@@ -454,7 +513,7 @@ def bench(options: argparse.Namespace) -> Path:
     with Table(path, shared_facts(experiment, options, per_epoch)) as table:
         for other in options.merge:
             table.merge(other)
-        found = Bench(experiment, table, tries, options.parts, per_epoch)
+        found = Bench(experiment, table, tries, options.parts, per_epoch, options)
         found.check()
         found.count()
         if options.times or options.budget == "time":
