@@ -99,6 +99,7 @@ IDLE: Mapping[type[RunConfig], tuple[Idle, ...]] = {
             ("model.x_hid", "model.y_hid", "model.bridges", "model.labels"),
         ),
         Idle("model.bridges", ("pooled", "flat"), _AHEAD),
+        Idle("model.labels", ("codes",), ("model.x_hid",)),
         Idle("model.name", (HF, TORCHVISION), ("model.width", "model.activation")),
         Idle("data.cache", (False,), ("data.cache_dir",)),
         Idle("dataset", ("toyimages",), ("data.cache", "data.cache_dir")),
@@ -113,6 +114,7 @@ IDLE: Mapping[type[RunConfig], tuple[Idle, ...]] = {
 
 _OF_ANY: Mapping[str, tuple[object, ...]] = {
     "model.bridges": ("pooled", "flat"),
+    "model.labels": ("inverse", "published"),
     "model.embedding_updates": ("dense",),
     "model.grouping.thresholds": (0,),
 }

@@ -23,7 +23,8 @@ class VisionModelConfig(ModelConfig):
         bridges: ``pooled`` averages an image down to a few cells before the bridge's linear layers; ``flat``, the
             published one, takes every pixel.
         labels: ``inverse`` starts the label sides as near inverses of each other; ``published`` has sigmoids at both
-            ends and PyTorch's own start, and stays at chance for its first epochs.
+            ends and PyTorch's own start, and stays at chance for its first epochs; ``codes`` asks which class was
+            meant, by one linear map of means over the image.
         channels_last: Whether images and convolutions are laid out channel by channel (NHWC), which is faster.
     """
 
@@ -33,7 +34,7 @@ class VisionModelConfig(ModelConfig):
     width: Multiple = 1.0
     activation: Literal["relu", "leaky-relu"] = "relu"
     bridges: Literal["pooled", "flat", "lookahead"] = "pooled"
-    labels: Literal["inverse", "published"] = "inverse"
+    labels: Literal["inverse", "published", "codes"] = "inverse"
     channels_last: Flag = True
 
 

@@ -27,6 +27,7 @@ from pipeal.core.tree import Tree
 from pipeal.methods.al import AE, ENC
 from pipeal.methods.al.bridges import BRIDGE_KINDS, BridgeKind, bridge_of
 from pipeal.methods.al.codes import LABEL_STYLES, LabelStyle, class_side, recode_side
+from pipeal.methods.al.place_codes import ClassCodes, OnwardCodes, WhichCode
 from pipeal.methods.lookahead import Ahead
 from pipeal.methods.network import Network, Part, Unit, grouped, in_a_row, part_sizes
 from pipeal.methods.pooling import CellMeans
@@ -34,6 +35,8 @@ from pipeal.models.convolution import Activation, BasicBlock, ConvBN
 from pipeal.models.forms import ALForm, BPForm
 
 ActivationName: TypeAlias = Literal["relu", "leaky-relu"]
+ImageLabels: TypeAlias = LabelStyle | Literal["codes"]
+IMAGE_LABELS = (*LABEL_STYLES, "codes")
 
 _ACTIVATIONS: dict[str, Activation] = {"relu": nn.ReLU, "leaky-relu": nn.LeakyReLU}
 _HEAD = 2500
@@ -47,20 +50,22 @@ class VisionDims:
     Attributes:
         channels: Channels of the input images.
         size: The side of the input images, in pixels.
-        hidden: The hidden width of the bridges.
+        hidden: The hidden width of the bridges; without effect where ``labels`` is ``codes``.
         code: The width of a label code.
         width: The channels of every convolution, as a multiple of the published ones.
         activation: After every convolution.
         bridges: ``pooled``; ``lookahead``, through fresh copies of blocks to come; or ``flat``, the published one.
             The flat bridge of an early layer has more weights than the rest of the network together (65 million on 64
             channels of 32 × 32 pixels), and learns by heart.
-        labels: How label sides start, ``inverse`` or ``published``; see :mod:`pipeal.methods.al.codes`.
+        labels: How label sides start, ``inverse`` or ``published``, as :mod:`pipeal.methods.al.codes` has them; or
+            ``codes``, of :mod:`pipeal.methods.al.place_codes`: the loss of a part asks which class was meant, and its
+            bridge is one linear map of means over all places, as the head of a ResNet in BP form is.
         ahead: How far bridges look ahead that do.
         parts: Into how many parts with local losses the convolutions of VGG, or the stem and blocks of ResNet, are
             divided, as evenly as can be; None for the published ones.
 
     Raises:
-        ConfigError: A size is too small, or a name unknown.
+        ConfigError: A size is too small, a name unknown, or ``labels="codes"`` is to go with flat bridges.
     """
 
     channels: int = 3
@@ -70,7 +75,7 @@ class VisionDims:
     width: float = 1.0
     activation: ActivationName = "relu"
     bridges: BridgeKind = "pooled"
-    labels: LabelStyle = "inverse"
+    labels: ImageLabels = "inverse"
     ahead: Ahead = field(default_factory=Ahead)
     parts: int | None = None
 
@@ -81,7 +86,11 @@ class VisionDims:
         check_width(self.width)
         check_named("activation", self.activation, _ACTIVATIONS)
         check_named("bridges", self.bridges, BRIDGE_KINDS)
-        check_named("labels", self.labels, LABEL_STYLES)
+        check_named("labels", self.labels, IMAGE_LABELS)
+        if self.labels == "codes" and self.bridges == "flat":
+            raise ConfigError(
+                "labels are codes and bridges flat; expected bridges='pooled' or 'lookahead', or other labels"
+            )
 
     def widened(self, channels: int) -> int:
         """A published number of channels in these widths; at least 1."""
@@ -120,11 +129,14 @@ class VisionBP(BPForm):
         """
 
         def sides(part: Part) -> tuple[ENC, AE]:
+            if dims.labels == "codes":
+                return _code_sides(part, classes, dims, same=same_start)
             enc = ENC(part.f, bridge_of(part, dims.ahead, dims.code, style=dims.bridges, **narrow))
             if part.number == 0:
                 return enc, class_side(classes, dims.code, style=dims.labels)
             return enc, recode_side(dims.code, dims.code, style=dims.labels)
 
+        same_start = dims.bridges == "lookahead" and dims.ahead.same_start
         narrow: dict[str, Any] = {"hidden": dims.hidden, "labels": dims.labels}
         units = cls.units(dims)
         sizes = part_sizes(len(units), dims.parts, cls.usual)
@@ -139,7 +151,7 @@ class VisionBP(BPForm):
             classes,
             reads=reads,
             drawn_first=not one_by_one,
-            same_start=dims.bridges == "lookahead" and dims.ahead.same_start,
+            same_start=same_start,
         )
 
     @staticmethod
@@ -250,6 +262,18 @@ def _channels(features: Tree) -> int:
 def _means(features: Tree) -> tuple[nn.Module, int]:
     """Over all places of an image."""
     return nn.Sequential(CellMeans(1, 1), nn.Flatten()), _channels(features)
+
+
+def _code_sides(part: Part, classes: int, dims: VisionDims, *, same: bool) -> tuple[ENC, AE]:
+    """The sides of a part whose labels are ``codes``."""
+    copies, features = dims.ahead.of(part) if dims.bridges == "lookahead" else ([], part.features)
+    means, width = _means(features)
+    with part.alike():
+        answer = nn.Linear(width, dims.code)
+    enc = WhichCode(part.f, nn.Sequential(*copies, means, answer))
+    return enc, OnwardCodes(dims.code, dims.code, same=same) if part.number else ClassCodes(
+        classes, dims.code, apart=True
+    )
 
 
 class VGGAL(ALForm):

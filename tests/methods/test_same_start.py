@@ -117,12 +117,13 @@ def alike(ours: list[Tensor], others: list[Tensor]) -> bool:
     return len(ours) == len(others) and all(map(torch.equal, ours, others))
 
 
-def test_all_exits_of_al_on_characters_say_the_same() -> None:
+@pytest.mark.parametrize("name", ["charlm", "resnet", "vgg"])
+def test_all_exits_of_al_whose_labels_are_codes_say_the_same(name: str) -> None:
     """Codes are handed on as they are, and bridges begin alike: each part is the network from there on."""
     torch.manual_seed(0)
-    network = NETWORKS["charlm"]({"bridges": "lookahead", "ahead": SAME})
+    network = NETWORKS[name]({"bridges": "lookahead", "ahead": SAME, "labels": "codes"})
     package = ALPackage(list(make_layers("al", network, 3e-3)))
-    batches = drawn("charlm", 10)
+    batches = drawn(name, 10)
     with Pipeline(package, "cpu", threads=1) as pipe:
         pipe.run(batches)
         answers = [pipe.predict(batches[0][0], exit_at) for exit_at in range(1, len(package) + 1)]

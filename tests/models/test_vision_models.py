@@ -73,6 +73,29 @@ def test_images_of_32_and_64_pixels(name: str, size: int, bridge: str) -> None:
             assert package.infer(x, exit_at).shape == (2, 7)
 
 
+@pytest.mark.parametrize("bridges", ["pooled", "lookahead"])
+@EVERY_MODEL
+def test_codes_ask_which_class_was_meant(name: str, bridges: str) -> None:
+    """The loss of each part is the cross entropy of the answer of its exit, and the last one needs no more weights than
+    a linear classifier where the code is narrow."""
+    torch.manual_seed(0)
+    dims = VisionDims(size=16, code=4, width=0.1, labels="codes", bridges=bridges)  # type: ignore[arg-type]
+    package = build_vision(name, classes=7, dims=dims)
+    x, y = torch.randn(6, 3, 16, 16), torch.randint(7, (6,))
+    features, target, answers = x, y, []
+    for number, layer in enumerate(package):
+        answers.append(layer.enc.b(layer.enc.f(features)))
+        for below in reversed(list(package)[: number + 1]):
+            answers[-1] = below.ae.h(answers[-1])
+        features, target = layer(features, target)
+    for layer, answer in zip(package, answers, strict=True):
+        torch.testing.assert_close(layer.loss()[0], nn.functional.cross_entropy(answer, y))
+        assert answer.shape == (6, 7)
+    network = build_vision("resnet", "bp", classes=7, dims=dims)
+    if name == "resnet":
+        assert package.effective_parameters() <= network.effective_parameters()
+
+
 @EVERY_MODEL
 @given(seed=st.integers(0, 100))
 @settings(max_examples=5, deadline=None)
@@ -145,6 +168,7 @@ def test_published_spellings() -> None:
         ({"width": 0.0}, "width is 0.0; expected a number above 0"),
         ({"bridges": "pool"}, "bridges 'pool'"),
         ({"labels": "sigmoid"}, "labels 'sigmoid'"),
+        ({"labels": "codes", "bridges": "flat"}, "labels are codes and bridges flat"),
         ({"activation": "rely"}, "activation 'rely'"),
     ],
 )

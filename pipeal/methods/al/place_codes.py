@@ -179,10 +179,13 @@ class ClassCodes(AE):
         code: The width of a code.
         class_dim: Where ``h`` puts the classes: last, or after the batch.
         ignore_index: A label of places that have none, beside all below zero.
+        apart: Whether codes begin as far apart as can be, not drawn by themselves: narrow ones may lie near each other.
     """
 
-    def __init__(self, classes: int, code: int, *, class_dim: int = -1, ignore_index: int = UNLABELLED) -> None:
-        h = _Readout(classes, code, class_dim)
+    def __init__(
+        self, classes: int, code: int, *, class_dim: int = -1, ignore_index: int = UNLABELLED, apart: bool = False
+    ) -> None:
+        h = _Readout(classes, code, class_dim, apart=apart)
         super().__init__(_Transposed(h), h, nn.CrossEntropyLoss())
         self.classes = classes
         self.ignore_index = ignore_index
@@ -228,14 +231,18 @@ class OnwardCodes(AE):
 class _Readout(nn.Module):
     """``h`` of the first layer: ``(…, K)`` answers to ``(…, V)`` logits."""
 
-    def __init__(self, classes: int, code: int, class_dim: int) -> None:
+    def __init__(self, classes: int, code: int, class_dim: int, *, apart: bool) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(classes, code))
         self.class_dim = class_dim
+        self.apart = apart
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        nn.init.normal_(self.weight)
+        if self.apart:
+            nn.init.orthogonal_(self.weight, gain=max(self.weight.shape) ** 0.5)  # as long as drawn ones on the average
+        else:
+            nn.init.normal_(self.weight)
 
     def forward(self, answer: Tensor) -> Tensor:
         return (F.linear(answer, self.weight) / self.weight.shape[1] ** 0.5).movedim(-1, self.class_dim)
