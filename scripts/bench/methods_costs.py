@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from methods_rows import Contestant, Facts, cost_key
+from torch import nn
 
 from pipeal.config import RunConfig
 from pipeal.core.errors import PlacementError
@@ -48,17 +49,25 @@ class Form(NamedTuple):
 
 
 def counted(experiment: Experiment, form: Form) -> Facts:
-    """FLOPs, parameters and bytes, on one device that holds the activations of one part at a time."""
+    """FLOPs, parameters and bytes, on one device that holds the activations of one part at a time.
+
+    Parameters of inference are those of the exported model; what is trained beside them counts as training's alone.
+    """
     config = form.config(experiment.config)
     under = experiment.under(config)
     package = ALPackage(under.layers(config.train.mode, config.train.seed, here=()))
-    at_inference, in_training = package.effective_parameters(), package.affiliated_parameters()
+    every = package.effective_parameters() + package.affiliated_parameters()
+    at_inference = every if form.contestant.method.is_whole else _numbers(package.to_bp())
     engine = replace(config.engine, sizes=(len(package),))
     return {
         **form_costs(under, replace(config, engine=engine)).summary(),
         "inference_parameters": at_inference,
-        "training_only_parameters": in_training,
+        "training_only_parameters": every - at_inference,
     }
+
+
+def _numbers(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def timed(experiment: Experiment, forms: Sequence[Form], parts: int) -> dict[str, Facts]:

@@ -367,7 +367,7 @@ def test_an_exported_model_answers_as_the_package(network: str, depth: int | Non
     assert all(part.training for part in package.modules())
     with torch.no_grad():
         wanted = package.eval().infer(IMAGES, depth)
-        assert torch.equal(plain(IMAGES), wanted)
+        torch.testing.assert_close(plain(IMAGES), wanted)
         exported = torch.export.export(plain, (IMAGES,)).module()
         torch.testing.assert_close(exported(IMAGES), wanted)
         saved = io.BytesIO()
@@ -377,8 +377,9 @@ def test_an_exported_model_answers_as_the_package(network: str, depth: int | Non
         other = package.to_bp(depth)
         assert not torch.equal(other(IMAGES), wanted)  # it is a copy
         other.load_state_dict(torch.load(saved, weights_only=True))
-        assert torch.equal(other(IMAGES), wanted)
-    assert sum(parameter.numel() for parameter in plain.parameters()) == package[:depth].effective_parameters()
+        assert torch.equal(other(IMAGES), plain(IMAGES))
+    # Linear maps that follow each other are one.
+    assert sum(parameter.numel() for parameter in plain.parameters()) <= package[:depth].effective_parameters()
 
 
 def test_an_exit_that_does_not_exist() -> None:
@@ -427,7 +428,7 @@ def test_plain_modules_of_bp_and_of_a_subclass_that_keeps_inference() -> None:
 
     for layer in (BP(nn.Linear(6, 3)), own_layer(Mine)):
         package = ALPackage([layer])
-        assert torch.equal(package.to_bp()(VECTORS), package.infer(VECTORS))
+        torch.testing.assert_close(package.to_bp()(VECTORS), package.infer(VECTORS))
 
 
 def test_a_class_that_says_that_it_draws_nothing_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:

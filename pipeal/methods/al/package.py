@@ -20,6 +20,7 @@ from pipeal.core.weights import Given
 from pipeal.methods.al.bridges import BridgeStyle
 from pipeal.methods.al.codes import LabelStyle, Task
 from pipeal.methods.al.convert import convert
+from pipeal.methods.al.folding import folded
 from pipeal.methods.al.layers import AL
 from pipeal.methods.al.sides import Conversion, OwnBlocks, PerPlace, Pools
 from pipeal.methods.al.source import Model, network_mode
@@ -366,6 +367,9 @@ class ALPackage(nn.Module):
 class InferencePath(nn.Module):
     """``f1 … fk, bk, hk … h1`` on one device, in evaluation mode; copies, with nothing that serves training alone.
 
+    Linear maps that follow each other at its end are one (:mod:`pipeal.methods.al.folding`), in ``h``; ``b`` is what of
+    the bridge is before them.
+
     It goes through ``torch.export``, and its ``state_dict`` can be saved and loaded as any module's.
 
     Args:
@@ -380,8 +384,11 @@ class InferencePath(nn.Module):
         super().__init__()
         ways = [_blocks(number, layer) for number, layer in enumerate(layers)]
         self.f = nn.ModuleList(deepcopy(way[UP]) for way in ways)
-        self.b = deepcopy(ways[-1].get(TURN, nn.Identity()))
-        self.h = nn.ModuleList(deepcopy(way.get(DOWN, nn.Identity())) for way in reversed(ways))
+        bridge = deepcopy(ways[-1].get(TURN, nn.Identity()))
+        down = [deepcopy(way.get(DOWN, nn.Identity())) for way in reversed(ways)]
+        if (end := folded([bridge, *down])) is not None:
+            bridge, down = nn.Sequential(*end[:-1]), end[-1:]
+        self.b, self.h = bridge, nn.ModuleList(down)
         self.to(device_of(layers[0]) if device is None else device)
         self.eval()
 

@@ -30,6 +30,7 @@ from torch.nn import functional as F
 
 from pipeal.core.errors import DataError
 from pipeal.core.tree import Tree, describe, shapes_of
+from pipeal.methods.al.folding import Map
 from pipeal.methods.al.layers import AE, ENC
 
 UNLABELLED = -1
@@ -247,6 +248,9 @@ class _Readout(nn.Module):
     def forward(self, answer: Tensor) -> Tensor:
         return (F.linear(answer, self.weight) / self.weight.shape[1] ** 0.5).movedim(-1, self.class_dim)
 
+    def as_linear(self) -> Map | None:
+        return (self.weight / self.weight.shape[1] ** 0.5, None) if self.class_dim == -1 else None
+
 
 class _Turn(nn.Module):
     """``h`` of a later layer: ``(…, K)`` answers to those that the layer below would have given."""
@@ -265,6 +269,9 @@ class _Turn(nn.Module):
 
     def forward(self, answer: Tensor) -> Tensor:
         return F.linear(answer, self.weight)
+
+    def as_linear(self) -> Map:
+        return self.weight, None
 
 
 class _Transposed(nn.Module):
