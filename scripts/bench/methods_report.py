@@ -41,6 +41,7 @@ batch, on one device, and forecast for K with links that take no time (BP at its
 BP in the same turns"""
 
 _STYLES = ("-", "--", ":", "-.")
+_DOTS = ("o", "s", "^")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -378,34 +379,38 @@ def draw(tables: Sequence[Found], path: Path) -> None:
     """
     tables = [table for table in tables if table.parts]
     wide = max(len(table.parts) for table in tables)
-    figure = new_figure(5.2 * wide, 4.0 * len(tables) + 0.3, "Test figures over FLOPs of training")
-    panels = figure.subplots(len(tables), wide, squeeze=False)
     names = list(dict.fromkeys(line.name for table in tables for line in table.lines))
+    height = 4.0 * len(tables) + 0.3 + 0.2 * len(names)
+    figure = new_figure(max(7.5, 5.2 * wide), height, "Test figures over FLOPs of training")
+    panels = figure.subplots(len(tables), wide, squeeze=False)
+    dots: dict[str, Any] = {}
     for row, table in zip(panels, tables, strict=True):
         for panel, parts in zip(row, table.parts, strict=False):
             for line in table.beside(parts):
-                _draw_line(panel, table, line, names.index(line.name))
+                dots.setdefault(line.name, _draw_line(panel, table, line, names.index(line.name)))
             what = "loss, nats" if table.is_loss else "accuracy"
             finish(panel, f"{table.of['dataset']} {table.of['model']}, {parts} parts", "TFLOPs of training", what)
-            panel.legend(**LEGEND)
         for panel in row[len(table.parts) :]:
             panel.set_visible(False)
+    drawn = [name for name in names if dots.get(name) is not None]
+    figure.legend([dots[name] for name in drawn], drawn, loc="outside lower left", **LEGEND)
     save(figure, path)
 
 
-def _draw_line(panel: Any, table: Found, line: Line, number: int) -> None:
-    """A line of a panel, and its dot; nothing where no seed was trained yet."""
+def _draw_line(panel: Any, table: Found, line: Line, number: int) -> Any:
+    """A line of a panel, and its dot, which it gives; nothing where no seed was trained yet."""
     total, rows = _total_flops(line, table), [row for row in line.by_seed.values() if row.best is not None]
     if total is None or not rows:
-        return
-    colour, style = COLOURS[number % len(COLOURS)], _STYLES[number // len(COLOURS) % len(_STYLES)]
+        return None
+    again = number // len(COLOURS)
+    colour, style = COLOURS[number % len(COLOURS)], _STYLES[again % len(_STYLES)]
     each = [[test for _, test in row.measured if test is not None] for row in rows]
     means = [fmean(tests) for tests in zip(*each, strict=True)]
     at = [total * (epoch + 1) / len(means) for epoch in range(len(means))]
     panel.plot(at, means, style, color=colour, linewidth=1.1, alpha=0.7)
     reported = MeanSd.of(line.figures.values())
-    dot = {"fmt": "o", "color": colour, "markersize": 5, "capsize": 3, "label": line.name}
-    panel.errorbar([total], [reported.mean], yerr=reported.sd or 0.0, **dot)
+    dot = {"fmt": _DOTS[again % len(_DOTS)], "color": colour, "markersize": 5, "capsize": 3}
+    return panel.errorbar([total], [reported.mean], yerr=reported.sd or 0.0, **dot)
 
 
 if __name__ == "__main__":
