@@ -268,10 +268,11 @@ def cost_key(name: str, parts: int | None, setting: Setting) -> str:
 
 
 def best_try(rows: Iterable[Row], name: str, parts: int | None, *, is_loss: bool) -> Row | None:
-    """The best of the tries of a contestant, the first of equals; None where all diverged, or there are none yet."""
+    """The best of the tries of a contestant, of equals that whose key is first, whichever ended first; None where all
+    diverged, or there are none yet."""
     own = [row for row in tries(rows, name, parts) if row.held is not None]
     sign = 1 if is_loss else -1
-    return min(own, key=lambda row: sign * (row.held or 0.0), default=None)
+    return min(own, key=lambda row: (sign * (row.held or 0.0), row.key), default=None)
 
 
 def tries(rows: Iterable[Row], name: str, parts: int | None) -> list[Row]:
