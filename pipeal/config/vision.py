@@ -16,7 +16,7 @@ class VisionModelConfig(ModelConfig):
 
     Attributes:
         name: ``vgg``, ``resnet``, ``torchvision:NAME`` or ``hf:FOLDER``.
-        x_hid: Hidden width of the bridges.
+        x_hid: Hidden width of the bridges; without effect where ``labels`` is ``codes``.
         y_hid: Width of the label code (``g`` and ``h``).
         width: The channels of every convolution, as a multiple of the published ones.
         activation: After every convolution.

@@ -89,7 +89,8 @@ class VisionDims:
         check_named("labels", self.labels, IMAGE_LABELS)
         if self.labels == "codes" and self.bridges == "flat":
             raise ConfigError(
-                "labels are codes and bridges flat; expected bridges='pooled' or 'lookahead', or other labels"
+                "labels are codes, which do not go with bridges that are flat; expected bridges pooled or lookahead, "
+                "or labels inverse or published"
             )
 
     def widened(self, channels: int) -> int:

@@ -27,13 +27,15 @@ from __future__ import annotations
 import argparse
 import logging
 import math
+import os
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -337,20 +339,21 @@ class Bench:
 
     def _train(self, trainings: Iterable[Training]) -> None:
         """What the table has not, in order."""
-        missing = [training for training in trainings if training.key not in self.table.rows]
+        missing = {one.key: one for one in trainings if one.key not in self.table.rows}.values()
         if self.options.jobs == 1:
             for training in missing:
                 self._keep(trained(self.experiment, training))
             return
         # Not by forking: CUDA cannot be used after that.
-        pool = ProcessPoolExecutor(
-            min(self.options.jobs, len(missing)) or 1, get_context("spawn"), _open, (self.options,)
-        )
-        try:
-            for future in as_completed([pool.submit(_trained, training) for training in missing]):
-                self._keep(future.result())
-        finally:
-            pool.shutdown(cancel_futures=True)
+        with ProcessPoolExecutor(self.options.jobs, get_context("spawn"), _begin) as pool:
+            try:
+                for future in as_completed([pool.submit(_trained, self.options, training) for training in missing]):
+                    self._keep(future.result())
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                for worker in active_children():
+                    worker.terminate()
+                raise
 
     def _keep(self, row: Row) -> None:
         self.table.add(row)
@@ -362,12 +365,20 @@ _opened: list[Experiment] = []
 """Of a process that does trainings for another one, what it was opened with."""
 
 
-def _open(options: argparse.Namespace) -> None:
+def _begin() -> None:
+    threading.Thread(target=_end_with, args=(parent_process(),), daemon=True).start()
     keep_freed_memory()
-    _opened[:] = [opened(options)]
 
 
-def _trained(training: Training) -> Row:
+def _end_with(parent: Any) -> None:
+    """Ends this process with the other one, however that ends: what is trained here would be in vain."""
+    parent.join()
+    os._exit(1)
+
+
+def _trained(options: argparse.Namespace, training: Training) -> Row:
+    if not _opened:
+        _opened.append(opened(options))
     return trained(_opened[0], training)
 
 

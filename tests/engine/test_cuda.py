@@ -146,6 +146,16 @@ def test_a_gpu_learns_what_the_cpu_learns(placement: str) -> None:
         torch.testing.assert_close(one, two, rtol=1e-2, atol=1e-3)
 
 
+def test_layers_on_several_devices_become_one_plain_module() -> None:
+    model, data = package(), batches(1)
+    with Pipeline(model, ["cpu", "cuda:0"], threads=1) as pipe:
+        pipe.run(data)
+        wanted = pipe.predict(data[0][0]).cpu()
+    for device in ("cpu", "cuda:0"):
+        plain = model.to_bp(device=device)
+        torch.testing.assert_close(plain(data[0][0].to(device)).cpu(), wanted, rtol=1e-3, atol=1e-3)
+
+
 def test_the_default_generators_stay_where_they_were() -> None:
     model, data = package(), batches(4)
     before = torch.cuda.get_rng_state(), torch.get_rng_state()

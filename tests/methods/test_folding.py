@@ -48,6 +48,14 @@ def test_maps_with_something_between_or_seen_stay_apart() -> None:
     seen = nn.Linear(9, 9)
     seen.register_forward_hook(lambda *_: None)
     assert folded([nn.Linear(9, 9), seen]) is None
+    nothing = nn.Identity()
+    nothing.register_forward_hook(lambda _, __, out: out * 100)
+    assert folded([nn.Linear(9, 9), nothing, nn.Linear(9, 9)]) is None
+    assert len(folded([nothing, nn.Linear(9, 9), nn.Linear(9, 9)]) or []) == 2, "and it is still there"
+    own = nn.Linear(9, 9)
+    vars(own)["forward"] = lambda x: x
+    assert folded([nn.Linear(9, 9), own]) is None
+    assert folded([nn.Linear(9, 9), nn.Linear(9, 9, dtype=torch.float64)]) is None
     assert folded([ClassCodes(5, 8, class_dim=1).h, nn.Linear(5, 5)]) is None, "its classes are elsewhere"
     assert len(folded([nn.Linear(9, 9), nn.Identity(), nn.Linear(9, 9)]) or []) == 1
 

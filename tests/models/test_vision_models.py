@@ -168,7 +168,7 @@ def test_published_spellings() -> None:
         ({"width": 0.0}, "width is 0.0; expected a number above 0"),
         ({"bridges": "pool"}, "bridges 'pool'"),
         ({"labels": "sigmoid"}, "labels 'sigmoid'"),
-        ({"labels": "codes", "bridges": "flat"}, "labels are codes and bridges flat"),
+        ({"labels": "codes", "bridges": "flat"}, "labels are codes, which do not go with bridges that are flat"),
         ({"activation": "rely"}, "activation 'rely'"),
     ],
 )

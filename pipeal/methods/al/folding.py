@@ -11,8 +11,9 @@ at what one gives. No class here draws random numbers.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -21,10 +22,10 @@ Map: TypeAlias = tuple[Tensor, Tensor | None]
 """A weight ``(out, in)`` and a bias ``(out,)``."""
 
 
-@runtime_checkable
-class IsLinear(Protocol):
+class LinearMap(nn.Module, ABC):
     """A module that may be a linear map of the last dimension."""
 
+    @abstractmethod
     def as_linear(self) -> Map | None:
         """Its weight and bias; None where it is none as it stands."""
 
@@ -46,7 +47,7 @@ def _flat(modules: Iterable[nn.Module]) -> Iterator[nn.Module]:
     for module in modules:
         if type(module) is nn.Sequential and not _has_hooks(module):
             yield from _flat(module)
-        elif type(module) is not nn.Identity:
+        elif type(module) is not nn.Identity or _has_hooks(module):
             yield module
 
 
@@ -56,6 +57,8 @@ def _joined(before: nn.Module, after: nn.Module) -> nn.Linear | None:
     if first is None or second is None:
         return None
     (w1, b1), (w2, b2) = first, second
+    if w1.dtype != w2.dtype:
+        return None
     biases = [bias for bias in (b1, b2) if bias is not None]
     size, apart = len(w2) * w1.shape[1] + (len(w2) if biases else 0), sum(map(torch.numel, (w1, w2, *biases)))
     if size > apart:
@@ -67,7 +70,7 @@ def _joined(before: nn.Module, after: nn.Module) -> nn.Linear | None:
         if biases:
             bias = torch.zeros(len(w2), dtype=torch.float64, device=w2.device) if b2 is None else b2.double()
             one.bias = nn.Parameter((bias if b1 is None else bias + w2.double() @ b1.double()).to(w1.dtype))
-    return one
+    return one.requires_grad_(any(tensor.requires_grad for tensor in (w1, w2, *biases)))
 
 
 def _linear(module: nn.Module) -> Map | None:
@@ -75,8 +78,9 @@ def _linear(module: nn.Module) -> Map | None:
         return None
     if type(module) is nn.Linear:
         return module.weight, module.bias
-    return module.as_linear() if isinstance(module, IsLinear) else None
+    return module.as_linear() if isinstance(module, LinearMap) else None
 
 
 def _has_hooks(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+    """Whether something looks at it, or computes in its place."""
+    return bool(module._forward_hooks or module._forward_pre_hooks) or "forward" in vars(module)

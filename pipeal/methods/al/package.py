@@ -316,7 +316,8 @@ class ALPackage(nn.Module):
             device: Where it is to be; None for where the first layer is.
 
         Returns:
-            A copy, in evaluation mode, that gives what :meth:`infer` gives in evaluation mode.
+            A copy, in evaluation mode, that gives what :meth:`infer` gives in evaluation mode, but for rounding: linear
+            maps that follow each other at its end are one (:mod:`pipeal.methods.al.folding`).
 
         Raises:
             PlacementError: There is no such exit.
@@ -386,10 +387,10 @@ class InferencePath(nn.Module):
         self.f = nn.ModuleList(deepcopy(way[UP]) for way in ways)
         bridge = deepcopy(ways[-1].get(TURN, nn.Identity()))
         down = [deepcopy(way.get(DOWN, nn.Identity())) for way in reversed(ways)]
-        if (end := folded([bridge, *down])) is not None:
-            bridge, down = nn.Sequential(*end[:-1]), end[-1:]
         self.b, self.h = bridge, nn.ModuleList(down)
         self.to(device_of(layers[0]) if device is None else device)
+        if (end := folded([self.b, *self.h])) is not None:
+            self.b, self.h = nn.Sequential(*end[:-1]), nn.ModuleList(end[-1:])
         self.eval()
 
     def forward(self, x: Tree) -> Tree:

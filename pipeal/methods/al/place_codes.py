@@ -30,7 +30,7 @@ from torch.nn import functional as F
 
 from pipeal.core.errors import DataError
 from pipeal.core.tree import Tree, describe, shapes_of
-from pipeal.methods.al.folding import Map
+from pipeal.methods.al.folding import LinearMap, Map
 from pipeal.methods.al.layers import AE, ENC
 
 UNLABELLED = -1
@@ -180,7 +180,8 @@ class ClassCodes(AE):
         code: The width of a code.
         class_dim: Where ``h`` puts the classes: last, or after the batch.
         ignore_index: A label of places that have none, beside all below zero.
-        apart: Whether codes begin as far apart as can be, not drawn by themselves: narrow ones may lie near each other.
+        apart: Whether codes begin apart from each other, at right angles where they are as wide as there are classes;
+            else each is drawn by itself.
     """
 
     def __init__(
@@ -229,7 +230,7 @@ class OnwardCodes(AE):
         return self.cri(self.h(codes), before[0]), (y, _per_sample(codes, y))
 
 
-class _Readout(nn.Module):
+class _Readout(LinearMap):
     """``h`` of the first layer: ``(…, K)`` answers to ``(…, V)`` logits."""
 
     def __init__(self, classes: int, code: int, class_dim: int, *, apart: bool) -> None:
@@ -241,7 +242,7 @@ class _Readout(nn.Module):
 
     def reset_parameters(self) -> None:
         if self.apart:
-            nn.init.orthogonal_(self.weight, gain=max(self.weight.shape) ** 0.5)  # as long as drawn ones on the average
+            nn.init.orthogonal_(self.weight, gain=max(self.weight.shape) ** 0.5)  # together as long as drawn ones
         else:
             nn.init.normal_(self.weight)
 
@@ -252,7 +253,7 @@ class _Readout(nn.Module):
         return (self.weight / self.weight.shape[1] ** 0.5, None) if self.class_dim == -1 else None
 
 
-class _Turn(nn.Module):
+class _Turn(LinearMap):
     """``h`` of a later layer: ``(…, K)`` answers to those that the layer below would have given."""
 
     def __init__(self, code_in: int, code: int, *, same: bool) -> None:
