@@ -32,7 +32,7 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import closing
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
 from multiprocessing import active_children, get_context, parent_process
@@ -323,9 +323,11 @@ class Bench:
     def run(self, seeds: Sequence[int]) -> None:
         """Tries, chooses and trains whatever the table has not, seed by seed: differences are paired early."""
         of = self.table.of
-        self._train(self._training(form, "try", of["try_seed"]) for forms in self.forms() for form in forms)
-        chosen = [form for forms in self.forms() if (form := self.chosen(forms)) is not None]
-        self._train(self._training(form, "seed", seed) for seed in seeds for form in chosen)
+        with nullcontext() if self.options.jobs == 1 else _workers(self.options.jobs) as pool:
+            tries = (form for forms in self.forms() for form in forms)
+            self._train(pool, (self._training(form, "try", of["try_seed"]) for form in tries))
+            chosen = [form for forms in self.forms() if (form := self.chosen(forms)) is not None]
+            self._train(pool, (self._training(form, "seed", seed) for seed in seeds for form in chosen))
 
     def chosen(self, forms: Sequence[Form]) -> Form | None:
         """The form whose try was best; None where all diverged."""
@@ -337,28 +339,33 @@ class Bench:
         length = self.length(form, self.table.of["try_epochs" if kind == "try" else "epochs"])
         return Training(kind, form.contestant.name, form.parts, form.setting, seed, *length)
 
-    def _train(self, trainings: Iterable[Training]) -> None:
-        """What the table has not, in order."""
+    def _train(self, pool: ProcessPoolExecutor | None, trainings: Iterable[Training]) -> None:
+        """What the table has not: in order, or by the processes of a pool."""
         missing = {one.key: one for one in trainings if one.key not in self.table.rows}.values()
-        if self.options.jobs == 1:
+        if pool is None:
             for training in missing:
                 self._keep(trained(self.experiment, training))
             return
-        # Not by forking: CUDA cannot be used after that.
-        with ProcessPoolExecutor(self.options.jobs, get_context("spawn"), _begin) as pool:
-            try:
-                for future in as_completed([pool.submit(_trained, self.options, training) for training in missing]):
-                    self._keep(future.result())
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                for worker in active_children():
-                    worker.terminate()
-                raise
+        for future in as_completed([pool.submit(_trained, self.options, training) for training in missing]):
+            self._keep(future.result())
 
     def _keep(self, row: Row) -> None:
         self.table.add(row)
         if row.failed is not None:
             print(f"{row.kind} {row.name}, {shown(row.setting)}: {row.failed}", file=sys.stderr)
+
+
+@contextmanager
+def _workers(jobs: int) -> Iterator[ProcessPoolExecutor]:
+    """Processes that end where something fails, in the midst of what they do."""
+    with ProcessPoolExecutor(jobs, get_context("spawn"), _begin) as pool:  # CUDA cannot be used after forking
+        try:
+            yield pool
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for worker in active_children():
+                worker.terminate()
+            raise
 
 
 _opened: list[Experiment] = []
