@@ -387,12 +387,13 @@ def draw(tables: Sequence[Found], path: Path) -> None:
     for row, table in zip(panels, tables, strict=True):
         for panel, parts in zip(row, table.parts, strict=False):
             for line in table.beside(parts):
-                dots.setdefault(line.name, _draw_line(panel, table, line, names.index(line.name)))
+                if (dot := _draw_line(panel, table, line, names.index(line.name))) is not None:
+                    dots.setdefault(line.name, dot)
             what = "loss, nats" if table.is_loss else "accuracy"
             finish(panel, f"{table.of['dataset']} {table.of['model']}, {parts} parts", "TFLOPs of training", what)
         for panel in row[len(table.parts) :]:
             panel.set_visible(False)
-    drawn = [name for name in names if dots.get(name) is not None]
+    drawn = [name for name in names if name in dots]
     figure.legend([dots[name] for name in drawn], drawn, loc="outside lower left", **LEGEND)
     save(figure, path)
 

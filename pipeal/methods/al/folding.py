@@ -63,13 +63,13 @@ def _joined(before: nn.Module, after: nn.Module) -> nn.Linear | None:
     size, apart = len(w2) * w1.shape[1] + (len(w2) if biases else 0), sum(map(torch.numel, (w1, w2, *biases)))
     if size > apart:
         return None
-    with torch.no_grad(), torch.device("meta"):
-        one = nn.Linear(w1.shape[1], len(w2), bias=bool(biases), dtype=w1.dtype)
+    one = nn.Linear(w1.shape[1], len(w2), bias=bool(biases), dtype=w1.dtype, device="meta")
     with torch.no_grad():
         one.weight = nn.Parameter((w2.double() @ w1.double()).to(w1.dtype))
         if biases:
-            bias = torch.zeros(len(w2), dtype=torch.float64, device=w2.device) if b2 is None else b2.double()
-            one.bias = nn.Parameter((bias if b1 is None else bias + w2.double() @ b1.double()).to(w1.dtype))
+            added = [] if b1 is None else [w2.double() @ b1.double()]
+            added += [] if b2 is None else [b2.double()]
+            one.bias = nn.Parameter(torch.stack(added).sum(0).to(w1.dtype))
     return one.requires_grad_(any(tensor.requires_grad for tensor in (w1, w2, *biases)))
 
 

@@ -385,9 +385,8 @@ class InferencePath(nn.Module):
         super().__init__()
         ways = [_blocks(number, layer) for number, layer in enumerate(layers)]
         self.f = nn.ModuleList(deepcopy(way[UP]) for way in ways)
-        bridge = deepcopy(ways[-1].get(TURN, nn.Identity()))
-        down = [deepcopy(way.get(DOWN, nn.Identity())) for way in reversed(ways)]
-        self.b, self.h = bridge, nn.ModuleList(down)
+        self.b = deepcopy(ways[-1].get(TURN, nn.Identity()))
+        self.h = nn.ModuleList(deepcopy(way.get(DOWN, nn.Identity())) for way in reversed(ways))
         self.to(device_of(layers[0]) if device is None else device)
         if (end := folded([self.b, *self.h])) is not None:
             self.b, self.h = nn.Sequential(*end[:-1]), nn.ModuleList(end[-1:])
