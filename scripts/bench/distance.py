@@ -163,10 +163,7 @@ def of_line(found: list[dict[str, Any]], order: Mapping[str, Any], kind: LinkKin
 
     def of(first: int, batches: int) -> tuple[float, list[list[Step]], list[list[Step]]]:
         span = slice(first, first + batches)
-        slept = [
-            [(turned - begun, ended - turned) for begun, turned, ended in zip(*times, strict=True)]
-            for times in ([stage[name][span] for name in ("begun", "turned", "ended")] for stage in stages)
-        ]
+        slept = [slept_steps(stage, span) for stage in stages]
         took = stages[-1]["ended"][first + batches - 1] - stages[0]["begun"][first]
         return took, [steps[span] for steps in whole], slept
 
@@ -188,6 +185,12 @@ def of_line(found: list[dict[str, Any]], order: Mapping[str, Any], kind: LinkKin
         "slept": pipelined_s(slept, kind.delay_s, carried) / took,
         "open_s": runs[0]["open_s"],
     }
+
+
+def slept_steps(stage: Mapping[str, Sequence[float]], span: slice) -> list[Step]:
+    """How long a stage's steps really took. What it did between them, such as to send, is no part of one."""
+    times = [stage[name][span] for name in ("begun", "turned", "went_back", "ended")]
+    return [(turned - begun, ended - back) for begun, turned, back, ended in zip(*times, strict=True)]
 
 
 def of_updates(one: dict[str, Any], order: Mapping[str, Any], kind: LinkKind) -> dict[str, Any]:
@@ -273,8 +276,8 @@ def loopback(step_ms: float, batches: int = 300) -> float:
     *_, last = carried_out(order, STAGES)
     shares = []
     for stage in last["stages"]:
-        begun, ended = stage["begun"][-batches:], stage["ended"][-batches:]
-        shares.append(sum(end - begin for begin, end in zip(begun, ended, strict=True)) / (ended[-1] - begun[0]))
+        steps = slept_steps(stage, slice(-batches, None))
+        shares.append(sum(map(sum, steps)) / (stage["ended"][-1] - stage["begun"][-batches]))
     return sum(shares) / len(shares)
 
 
@@ -383,14 +386,17 @@ def _tcp(control: str | None) -> str:
 
 
 def middle(rows: Iterable[Row]) -> list[tuple[Row, list[float]]]:
-    """Of each method and kind of link the row in the middle, of two the slower one, and all its times."""
+    """Of each method and kind of link the row in the middle, of two the slower one, its ``slept`` the turns' median;
+    and all its times."""
     groups: dict[tuple[str, float, float], list[Row]] = {}
     for row in rows:
         groups.setdefault((row.method, row.mbit_s, row.delay_ms), []).append(row)
     found = []
     for of_kind in groups.values():
         in_order = sorted(of_kind, key=lambda row: row.packet_ms)
-        found.append((in_order[len(in_order) // 2], [row.packet_ms for row in in_order]))
+        row, shares = in_order[len(in_order) // 2], [row.slept for row in of_kind if row.slept is not None]
+        slept = median(shares) if shares else None
+        found.append((replace(row, slept=slept), [one.packet_ms for one in in_order]))
     return sorted(found, key=lambda one: (METHODS.index(one[0].method), -one[0].mbit_s, one[0].delay_ms))
 
 

@@ -74,6 +74,7 @@ class SleepingLayer(VirtualLayer):
         self.steps = iter(steps)
         self.begun: list[float] = []
         self.turned: list[float] = []
+        self.went_back: list[float] = []
         self.ended: list[float] = []
         self.windows: list[int] = []
         self.window: Callable[[], int] = lambda: 0
@@ -89,10 +90,15 @@ class SleepingLayer(VirtualLayer):
 
     def backward(self) -> None:
         """Likewise."""
+        self.went_back.append(perf_counter())  # the packet is on its way by now
         with prompt():
             super().backward()
         self.ended.append(perf_counter())
         self.windows.append(self.window())
+
+    def found(self) -> dict[str, Any]:
+        """When each step began and ended, and the window after it, of all batches."""
+        return {name: getattr(self, name) for name in ("begun", "turned", "went_back", "ended", "windows")}
 
 
 def pipeal(say: Say, order: dict[str, Any], launch: Launch) -> None:
@@ -113,7 +119,7 @@ def pipeal(say: Say, order: dict[str, Any], launch: Launch) -> None:
                     say({"begins": True})
                     reported = pipe.run([(x, None)] * batches).seconds
                     say({"ended": True, "reported_s": reported})
-        found = world.gather({"begun": own.begun, "turned": own.turned, "ended": own.ended, "windows": own.windows})
+        found = world.gather(own.found())
     if launch.rank == 0:
         say({"stages": found})
 
@@ -164,8 +170,7 @@ def come_and_go(say: Say, order: dict[str, Any], launch: Launch) -> None:
             sleep(0.002)
         if rank == 0:
             say({"ended": True, "reported_s": perf_counter() - begin})
-    told = {"begun": own.begun, "turned": own.turned, "ended": own.ended, "windows": own.windows}
-    (folder / f"told-{rank}.aside").write_text(json.dumps(told), encoding="utf-8")
+    (folder / f"told-{rank}.aside").write_text(json.dumps(own.found()), encoding="utf-8")
     (folder / f"told-{rank}.aside").rename(folder / f"told-{rank}.json")
     paths = [folder / f"told-{other}.json" for other in range(launch.size)]
     while not all(path.exists() for path in paths):

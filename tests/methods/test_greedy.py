@@ -33,7 +33,7 @@ from pipeal.models import (
 from pipeal.training.exit_costs import exit_costs
 from tests.cli.running import run_command, told_one_line
 from tests.integration.law import NEEDS_FP16, left_behind
-from tests.integration.test_resume import IMAGES, SMALL, Stopping, assert_same
+from tests.integration.test_resume import FEW, IMAGES, SMALL, Stopping, assert_same
 
 ROOT = Path(__file__).parents[2]
 TEXT = TextDims(embedding=12, hidden=10, code=8, heads=2, dropout=0.3)
@@ -220,7 +220,7 @@ def test_it_has_one_learning_rate() -> None:
 @pytest.mark.parametrize(
     ("command", "arguments", "method", "stop"),
     [
-        (text.command, ("toynews", "transformer", *SMALL, "--epochs=1"), "greedy", (1, 3)),
+        (text.command, ("toynews", "transformer", *SMALL, *FEW, "--epochs=1"), "greedy", (1, 3)),
         (vision.command, ("toyimages", "vgg", *IMAGES, "--epochs=1"), "greedy", (1, 1)),
         # With more than a label in its targets, and other losses in its last layer.
         (vision.command, ("toyimages", "vgg", *IMAGES, "--epochs=1"), "infopro", (1, 1)),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeal.core.methods import METHODS, Loss
-from tests.integration.test_resume import SMALL
+from tests.integration.test_resume import FEW, SMALL
 
 ROOT = Path(__file__).parents[2]
 
@@ -89,7 +89,7 @@ def test_losses_of_a_registered_method_go_by_its_names(tmp_path: Path) -> None:
         return done.stderr
 
     told = run(
-        "train-text", "toynews", "lstm", "--mode=twin-losses", "--devices=cpu*2", *SMALL, "--epochs=1",
+        "train-text", "toynews", "lstm", "--mode=twin-losses", "--devices=cpu*2", *SMALL, *FEW, "--epochs=1",
         "--set=train.tensorboard=true", f"--out={tmp_path}",
     )  # fmt: skip
     assert "training the twin form (two losses) of lstm" in told
