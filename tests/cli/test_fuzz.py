@@ -1,4 +1,4 @@
-"""Sixty of the random cases of ``scripts/fuzz_commands.py``; and that it would see what it looks for."""
+"""Sixteen of the random cases of ``scripts/fuzz_commands.py``; and that it would see what it looks for."""
 
 from __future__ import annotations
 
