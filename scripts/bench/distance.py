@@ -88,7 +88,7 @@ class Row:
         packet_ms: Per packet of 64 samples.
         ideal_ms: The same if only steps and delays took time.
         bound_ms: And the links' rate.
-        busy: The share of the time in which a stage works, on average.
+        busy: The share of the time in which a stage works, on average; None in rows that counted packing as work.
         sent: Bytes per packet over the busiest link, with IP's and TCP's heads.
         sent_back: And the other way.
         parts: Micro-batches of an update, where the method has some: of those tried, the best number.
@@ -107,7 +107,7 @@ class Row:
     packet_ms: float
     ideal_ms: float
     bound_ms: float
-    busy: float
+    busy: float | None
     sent: float
     sent_back: float
     parts: int | None = None

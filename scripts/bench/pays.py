@@ -1,7 +1,7 @@
 """Does it pay? Seconds until an accuracy, on 1 to 16 devices and three networks, by local losses and backpropagation.
 
     python scripts/bench/pays.py --data-root DIR [--quick] [--only curves costs table] [--json FILE]
-    sudo python scripts/bench/pays.py --data-root DIR --real     # two cells for real; needs Linux and root
+    sudo python scripts/bench/pays.py --data-root DIR --real     # some cells for real; needs Linux and root
 
 Learning curves are measured: a small transformer of 4 layers on AG News, all methods with the same batches and seed,
 each with the best of the same learning rates; held-out samples are answered four times an epoch. GPipe, 1F1B and data
@@ -278,7 +278,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data-root", default="data")
     parser.add_argument("--dataset", default="agnews", help="of texts")
     parser.add_argument("--only", nargs="+", choices=("curves", "costs", "table"), default=["curves", "costs", "table"])
-    parser.add_argument("--real", action="store_true", help="also two cells for real")
+    parser.add_argument("--real", action="store_true", help="also some cells for real")
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--rates", nargs="+", type=float, default=[1e-3, 3e-3], help="learning rates that all try")
     parser.add_argument("--workers", nargs="+", type=int, default=[2, 4, 8, 16], help="of local SGD")

@@ -35,7 +35,7 @@ SMALL = (
     "--epochs=2", "--set=train.lr.warmup=5", "--set=train.checkpoint.every=4",
 )  # fmt: skip
 FEW = ("--set=data.batching.budget_tokens=4096",)
-"""Of the embedded texts, with which small batches would be two hundred an epoch, each fourth with a checkpoint."""
+"""Of the embedded texts, of which small batches are more than five hundred, each fourth with a checkpoint."""
 
 IMAGES = (
     "--set=model.width=0.0625", "--set=model.x_hid=16", "--set=model.y_hid=8", "--size=16", "--epochs=2",
