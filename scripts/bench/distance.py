@@ -88,7 +88,7 @@ class Row:
         packet_ms: Per packet of 64 samples.
         ideal_ms: The same if only steps and delays took time.
         bound_ms: And the links' rate.
-        busy: The share of the time in which a stage works, on average; None in rows that counted packing as work.
+        busy: The share of the time in which a stage works, on average.
         sent: Bytes per packet over the busiest link, with IP's and TCP's heads.
         sent_back: And the other way.
         parts: Micro-batches of an update, where the method has some: of those tried, the best number.
@@ -107,7 +107,7 @@ class Row:
     packet_ms: float
     ideal_ms: float
     bound_ms: float
-    busy: float | None
+    busy: float
     sent: float
     sent_back: float
     parts: int | None = None
@@ -386,17 +386,14 @@ def _tcp(control: str | None) -> str:
 
 
 def middle(rows: Iterable[Row]) -> list[tuple[Row, list[float]]]:
-    """Of each method and kind of link the row in the middle, of two the slower one, its ``slept`` the turns' median;
-    and all its times."""
+    """Of each method and kind of link the row in the middle, of two the slower one, and all its times."""
     groups: dict[tuple[str, float, float], list[Row]] = {}
     for row in rows:
         groups.setdefault((row.method, row.mbit_s, row.delay_ms), []).append(row)
     found = []
     for of_kind in groups.values():
         in_order = sorted(of_kind, key=lambda row: row.packet_ms)
-        row, shares = in_order[len(in_order) // 2], [row.slept for row in of_kind if row.slept is not None]
-        slept = median(shares) if shares else None
-        found.append((replace(row, slept=slept), [one.packet_ms for one in in_order]))
+        found.append((in_order[len(in_order) // 2], [row.packet_ms for row in in_order]))
     return sorted(found, key=lambda one: (METHODS.index(one[0].method), -one[0].mbit_s, one[0].delay_ms))
 
 

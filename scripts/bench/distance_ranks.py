@@ -27,6 +27,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from virtual import VirtualLayer
 
 from pipeal.core.tree import Tree
+from pipeal.engine.devices.allocator import keep_freed_memory
 from pipeal.engine.distributed import DistributedPipeline, Launch, World, open_world, serve
 from pipeal.engine.execution.collector import libraries_left_out
 from pipeal.line.incoming import Incoming
@@ -292,6 +293,7 @@ def be_rank(say: Say, order: dict[str, Any], launch: Launch) -> None:
     """Does its part of an order; rank 0 says what it finds."""
     here = {name for _, name in socket.if_nameindex()}  # on one machine there is the loopback alone
     os.environ |= {"GLOO_SOCKET_IFNAME": DEVICE if DEVICE in here else "lo", "OMP_NUM_THREADS": "1"}
+    keep_freed_memory()  # as the commands do
     wake_on_time()
     with suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, -10)  # what else the machine does is not measured
