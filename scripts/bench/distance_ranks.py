@@ -91,7 +91,7 @@ class SleepingLayer(VirtualLayer):
 
     def backward(self) -> None:
         """Likewise."""
-        self.went_back.append(perf_counter())  # the packet is on its way by now
+        self.went_back.append(perf_counter())  # the packet is packed and handed over by now
         with prompt():
             super().backward()
         self.ended.append(perf_counter())
