@@ -83,7 +83,7 @@ def test_a_line_of_characters_measured_by_its_loss(real_data: Path, tmp_path: Pa
     assert_same(tmp_path / "run", run_alone(line, tmp_path / "alone"))
 
 
-@pytest.mark.parametrize("seed", quick(*range(4)))
+@pytest.mark.parametrize("seed", quick(*range(6)))
 def test_a_line_whose_stages_die_anywhere(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Six deaths at random places, some of two neighbours at once; and how little may wait is random, too."""
     draw = random.Random(seed)
