@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing.util
 import os
 import sys
 import tempfile
@@ -90,6 +91,7 @@ def leaves_no_temporary_file(tmp_path_factory: pytest.TempPathFactory) -> Iterat
     Fails if there is any in it of our own.
     """
     tmp_path_factory.getbasetemp()  # that of pytest stays where it is
+    multiprocessing.util.get_temp_dir()  # so does that of processes which this one forks, to the end
     compiled = Path(tempfile.gettempdir(), f"torchinductor_{os.getuid()}")
     with (
         tempfile.TemporaryDirectory(prefix="pipeal-tests-", ignore_cleanup_errors=True) as folder,

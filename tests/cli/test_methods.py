@@ -21,7 +21,7 @@ from pipeal.training.row import EpochRow
 from tests.cli.running import run_command, told_one_line
 from tests.cli.test_text import varied
 from tests.config.test_effects import configured
-from tests.integration.test_distributed import many
+from tests.integration.processes import many
 from tests.integration.test_resume import IMAGES, SMALL, Stopping, assert_same, run, stopping
 
 __all__ = ["stopping"]

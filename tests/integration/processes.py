@@ -1,4 +1,4 @@
-"""Runs of many processes, started as a user starts them, and ended whatever happens."""
+"""Runs of many processes, ended whatever happens: programs, as users start them, or forks, where that is no matter."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from time import monotonic, sleep
 from uuid import uuid4
+
+from tests.forks import Fork, forked, run_python
 
 ROOT = Path(__file__).parents[2]
 LONG_S = 900.0
@@ -70,10 +72,10 @@ class Started:
 
     Attributes:
         process: The command.
-        mark: In the environment of all of them.
+        mark: In the environment of all of them, if it is a program.
     """
 
-    def __init__(self, process: subprocess.Popen[str], log: Path, mark: str) -> None:
+    def __init__(self, process: subprocess.Popen[str] | Fork, log: Path, mark: str) -> None:
         self.process = process
         self.mark = mark
         self._log = log
@@ -100,6 +102,7 @@ class Started:
 
     def kill_all(self) -> None:
         """Leaves none of them."""
+        self.process.kill()
         end = monotonic() + 120
         while monotonic() < end:
             living = self.processes()
@@ -114,13 +117,26 @@ class Started:
 
 @contextmanager
 def started(command: Sequence[str], log: Path, **more: str) -> Iterator[Started]:
-    """Starts a command; leaves nothing of it behind."""
+    """Starts a program; leaves nothing of it behind."""
     mark = uuid4().hex
     with log.open("w") as words:
         process = subprocess.Popen(
             command, cwd=ROOT, stdout=words, stderr=words, text=True, env=environment(**more, **{_MARK: mark})
         )
-    run = Started(process, log, mark)
+    with _killed_in_the_end(Started(process, log, mark)) as run:
+        yield run
+
+
+@contextmanager
+def started_fork(command: Sequence[str], log: Path, **more: str) -> Iterator[Started]:
+    """As :func:`started`, of what comes after ``python``; what it starts in turn is not found."""
+    process = forked(log, environment(**more), ROOT, run_python, *command)
+    with _killed_in_the_end(Started(process, log, uuid4().hex)) as run:
+        yield run
+
+
+@contextmanager
+def _killed_in_the_end(run: Started) -> Iterator[Started]:
     try:
         yield run
     finally:
@@ -159,14 +175,18 @@ def each_rank(commands: Sequence[Sequence[str]], folder: Path, size: int | None 
     """Starts the ranks of a run one by one, each with a command of its own; exit codes, and what they said."""
     size = len(commands) if size is None else size
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(size)}
-    ranks: list[Started] = []
-    opened = []
-    try:
+    with ExitStack() as stack:
+        ranks = []
         for rank, command in enumerate(commands):
             numbers = {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size)}
-            opened.append(started([sys.executable, *command], folder / f"rank-{rank}.txt", **where, **numbers))
-            ranks.append(opened[-1].__enter__())
+            run = started_fork(command, folder / f"rank-{rank}.txt", **where, **numbers)
+            ranks.append(stack.enter_context(run))
         return [(rank.end(), rank.said()) for rank in ranks]
-    finally:
-        for one in opened:
-            one.__exit__(None, None, None)
+
+
+def many(folder: Path, ranks: int, *command: str) -> str:
+    """Runs a command on so many ranks to a good end; what they said."""
+    found = each_rank([command] * ranks, folder)
+    said = "".join(said for _, said in found)
+    assert {code for code, _ in found} == {0}, said
+    return said

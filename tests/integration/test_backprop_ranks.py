@@ -26,7 +26,8 @@ from pipeal.models import CharLM, TokenCrossEntropy
 from pipeal.models.charlm import CharDims
 from pipeal.models.text import LSTM, TextDims, Transformer
 from tests.engine.distributed.processes import run, started
-from tests.integration.test_distributed import many, one_process, texts
+from tests.integration.processes import many
+from tests.integration.test_distributed import one_process, texts
 
 Batches = list[tuple[Tensor, Tensor]]
 ONE_F_ONE_B = "1f1b" if TorchVersion(torch.__version__) >= "2.8" else "gpipe"

@@ -26,6 +26,7 @@ from tests.integration.processes import (
     each_rank,
     free_port,
     held_texts,
+    many,
     started,
     torchrun,
     until,
@@ -48,20 +49,15 @@ def one_process(command: click.Command, capsys: pytest.CaptureFixture[str], out:
     return next(out.iterdir())
 
 
-def many(tmp_path: Path, ranks: int, script: str, *arguments: str) -> str:
-    with started([*torchrun(ranks), script, *arguments], tmp_path / "said.txt") as job:
-        found, said = job.end(), job.said()
-        assert found == 0, said
-        return said
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "ranks"), [("lstm", 2), ("transformer", 4)])
 def test_texts_over_processes(model: str, ranks: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = texts(tmp_path, model)
     alone = one_process(text.command, capsys, tmp_path / "alone", *arguments)
-    said = many(tmp_path, ranks, "nlpmain.py", *arguments, f"--out={tmp_path / 'many'}")
     folder = tmp_path / "many" / alone.name
+    with started([*torchrun(ranks), "nlpmain.py", *arguments, f"--out={tmp_path / 'many'}"], tmp_path / "said") as job:
+        code, said = job.end(), job.said()
+    assert code == 0, said
     assert_same(alone, folder)
     assert said.count("AL  epoch 1/2") == 1
     assert said.count("to balance 2 stages") == (ranks == 2)  # of four layers on four ranks there is nothing to choose

@@ -15,7 +15,7 @@ import pytest
 
 from pipeal.line.line_file import read_line
 from pipeal.line.status import STATUS_FILE
-from tests.integration.processes import Started, started, until
+from tests.integration.processes import Started, started, started_fork, until
 from tests.integration.test_resume import assert_same
 from tests.line.lines import new_line, place_of, run_alone
 
@@ -44,7 +44,7 @@ main()
 more: no line is at its end before it was killed, however late the test wakes up. And the other batches of an
 update are waited for, since they may be as late."""
 
-COMMAND = (sys.executable, "-c", HELD, "line", "run")
+COMMAND = ("-c", HELD, "line", "run")
 TEXT = (
     "model.embedding_dim=12", "model.n_heads=2", "model.x_hid=8", "model.y_hid=8", "data.batching.budget_tokens=512",
     "train.precision=fp32", "engine.threads=1",
@@ -66,10 +66,12 @@ class Stages:
         path: Of the line's file.
         stack: Ends them, whatever happens.
         every: How many batches the first stage sends until :meth:`go_on` is called, and after each call.
+        programs: Whether they are programs, and not forks.
     """
 
-    def __init__(self, path: Path, stack: ExitStack, every: int) -> None:
+    def __init__(self, path: Path, stack: ExitStack, every: int, programs: bool) -> None:
         self.path = path
+        self._programs = programs
         self._gate = path.parent / "gate"
         self._gate.touch()
         self._every = every
@@ -83,7 +85,11 @@ class Stages:
         log = self.path.parent / f"said-{stage}-{self.lives[stage]}.txt"
         command = [*COMMAND, str(self.path), "--stage", str(stage)]
         held = {"PIPEAL_TEST_GATE": str(self._gate), "PIPEAL_TEST_EVERY": str(self._every)}
-        self._running[stage] = self._stack.enter_context(started(command, log, **held))
+        if self._programs:
+            begun = started([sys.executable, *command], log, **held)
+        else:
+            begun = started_fork(command, log, **held)
+        self._running[stage] = self._stack.enter_context(begun)
 
     def go_on(self, times: int = 1) -> None:
         """Lets the first stage send more."""
@@ -142,9 +148,9 @@ class Stages:
 
 
 @contextmanager
-def stages_of(path: Path, every: int = 10**9) -> Iterator[Stages]:
+def stages_of(path: Path, every: int = 10**9, *, programs: bool = False) -> Iterator[Stages]:
     with ExitStack() as stack:
-        yield Stages(path, stack, every)
+        yield Stages(path, stack, every, programs)
 
 
 def test_six_times_kill_9_and_stages_that_start_in_any_order(tmp_path: Path) -> None:
@@ -177,7 +183,7 @@ def test_six_times_kill_9_and_stages_that_start_in_any_order(tmp_path: Path) -> 
 
 def test_ctrl_c_and_sigterm_and_a_kill_at_the_very_end(tmp_path: Path) -> None:
     line = new_line(tmp_path, "toynews", "lstm", 2, *TEXT, "train.epochs=1", "train.accumulate=2", snapshot_s=1000.0)
-    with stages_of(line, every=100) as stages:  # of 278
+    with stages_of(line, every=100, programs=True) as stages:  # of 278
         stages.start(0)
         until(lambda: stages.has_begun(0))
         words = stages.signal(0, signal.SIGINT, 130)

@@ -1,11 +1,9 @@
-"""Real processes as ranks: each runs a job of a module by its name, and leaves what it found in a file."""
+"""Real processes as ranks: each runs a job of a module, and leaves what it found in a file."""
 
 from __future__ import annotations
 
 import faulthandler
-import importlib
 import os
-import subprocess
 import sys
 import time
 import traceback
@@ -19,6 +17,7 @@ import torch.distributed as dist
 
 from pipeal.engine.distributed.launch import Launch
 from pipeal.engine.distributed.world import World, open_world
+from tests.forks import Fork, forked
 
 LIMIT_S = 900.0
 Job = Callable[[World], Any]
@@ -27,7 +26,7 @@ Job = Callable[[World], Any]
 class Ranks:
     """The processes of a run, and what each of them left."""
 
-    def __init__(self, folder: Path, processes: list[subprocess.Popen[bytes]]) -> None:
+    def __init__(self, folder: Path, processes: list[Fork]) -> None:
         self.folder = folder
         self.processes = processes
 
@@ -54,16 +53,12 @@ class Ranks:
 def started(job: Job, size: int, folder: Path, replicas: int = 1, timeout_s: float = 120.0) -> Iterator[Ranks]:
     """Starts a job on so many ranks; none of them outlives the block."""
     store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-    processes = []
+    processes: list[Fork] = []
     try:
         for rank in range(size):
-            with (folder / f"{rank}.log").open("wb") as log:
-                call = [job.__module__, job.__name__, rank, size, store.port, replicas, timeout_s, folder]
-                command = [sys.executable, "-m", __name__, *map(str, call)]
-                path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # pytest has put this folder's there
-                processes.append(
-                    subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **path})
-                )
+            launch = Launch(rank, size, rank, size, "127.0.0.1", store.port, hosted=True)
+            log = folder / f"{rank}.log"
+            processes.append(forked(log, os.environ, folder, _work, job, launch, replicas, timeout_s))
         yield Ranks(folder, processes)
     finally:
         for process in processes:
@@ -79,23 +74,13 @@ def run(job: Job, size: int, folder: Path, replicas: int = 1) -> list[Any]:
         return [ranks.found(rank) for rank in range(size)]
 
 
-def main(module: str, name: str, *call: str) -> None:
-    rank, size, port, replicas = map(int, call[:4])
-    folder = Path(call[5])
-    torch.set_num_threads(1)
+def _work(job: Job, launch: Launch, replicas: int, timeout_s: float) -> None:
     faulthandler.dump_traceback_later(LIMIT_S, exit=True)
-    os.chdir(folder)
-    job: Job = getattr(importlib.import_module(module), name)
-    launch = Launch(rank, size, rank, size, "127.0.0.1", port, hosted=True)
     try:
-        with open_world(launch, {}, replicas=replicas, timeout_s=float(call[4])) as world:
-            torch.save(job(world), folder / f"{rank}.pt")
+        with open_world(launch, {}, replicas=replicas, timeout_s=timeout_s) as world:
+            torch.save(job(world), f"{launch.rank}.pt")
     except BaseException:  # noqa: BLE001  looked at by the test
         traceback.print_exc()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
