@@ -12,9 +12,9 @@ import datetime
 import difflib
 import reprlib
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
-from functools import reduce
+from functools import cache, partial, reduce
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -33,6 +33,12 @@ REMOVED: Mapping[str, tuple[object, str]] = {
 
 _LIKE = {"text": "shakespeare", FILE: "agnews"}
 """Data sets that are files of the user's, and whose configuration fits them."""
+
+_adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
+"""What checks a schema's values; to make it takes as long as to check hundreds of configurations."""
+
+_fields: Callable[[Any], Mapping[str, Any]] = cache(partial(get_type_hints, include_extras=True))
+"""The types of a schema's keys."""
 
 _PACKAGE = Path(__file__).parents[1]
 _Config = TypeVar("_Config", bound=RunConfig)
@@ -66,7 +72,7 @@ def load_config(
     for source, mapping in [("", usual), *_sources(path, values, overrides)]:
         given.update({leaf: (value, source) for leaf, value in _leaves(mapping, schema, source)})
     try:
-        return TypeAdapter(schema).validate_python(nested({leaf: value for leaf, (value, _) in given.items()}))
+        return _adapter(schema).validate_python(nested({leaf: value for leaf, (value, _) in given.items()}))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         leaf, wanted = _wanted_at(schema, first["loc"])
@@ -197,7 +203,7 @@ def _leaves(
     root = root or schema
     if mapping is None:  # an empty document, or a section whose every line is a comment
         return
-    keys = get_type_hints(schema, include_extras=True)
+    keys = _fields(schema)
     if not isinstance(mapping, Mapping):
         where = f"{source}{path}: " if path else source
         raise ConfigError(f"{where}found {_shown(mapping)}, expected a mapping with keys of {', '.join(keys)}")
@@ -242,7 +248,7 @@ def _wanted_at(schema: type, location: Sequence[int | str]) -> tuple[str, str]:
     names: list[str] = []
     while is_dataclass(kind):
         names.append(str(location[len(names)]))
-        kind = get_type_hints(kind, include_extras=True)[names[-1]]
+        kind = _fields(kind)[names[-1]]
     return ".".join(names), wanted(kind)
 
 
