@@ -19,8 +19,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
-from matplotlib.figure import Figure
 
+from tests.cheap import cheapen
 from tests.messages import messages
 
 settings.register_profile("dev", max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -133,25 +133,11 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-WHITE = bytes.fromhex(
-    "89504e470d0a1a0a0000000d4948445200000001000000010800000000"
-    "3a7e9b550000000a49444154789c63f80f0001010100b138f6140000000049454e44ae426082"
-)
-"""A PNG of one pixel."""
-
-
 @pytest.fixture
 def cheap_runs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures are one white pixel, costs are counted on one batch, no numbers of threads are tried, comparisons end
-    without a forecast: most of what a small run takes.
-
-    Tests marked ``draws`` run as users do.
-    """
+    """As :func:`tests.cheap.cheapen`. Tests marked ``draws`` run as users do."""
     if request.node.get_closest_marker("draws") is None:
-        monkeypatch.setenv("OMP_NUM_THREADS", "1")
-        monkeypatch.setattr(Figure, "savefig", lambda _, path, **options: Path(path).write_bytes(WHITE))
-        monkeypatch.setattr("pipeal.run.form_costs.LOOKED_AT", 1)
-        monkeypatch.setattr("pipeal.run.outlook.MOST_S", 0.0)
+        cheapen(monkeypatch)
 
 
 @pytest.fixture(scope="session")

@@ -17,13 +17,16 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+
+from tests.cheap import cheapen
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
     [
         *("torch._dynamo", "matplotlib.backends.backend_agg", "torch.utils.tensorboard"),  # a run imports on its way
-        *("pipeal.cli.text", "pipeal.cli.vision", "pipeal.run.train", "pytest"),
+        *("pipeal.cli.text", "pipeal.cli.vision", "pipeal.run.train"),
     ]
 )
 
@@ -68,7 +71,8 @@ def forked(log: Path, environment: Mapping[str, str], cwd: Path, work: Callable[
 
 
 def run_python(*arguments: str) -> None:
-    """As ``python *arguments``: a script's path or ``-c`` and code, and its arguments."""
+    """As ``python *arguments``, a script's path or ``-c`` and code, and its arguments; runs are cheap."""
+    cheapen(pytest.MonkeyPatch())
     first, *more = arguments
     if first == "-c":
         code, *more = more

@@ -13,6 +13,7 @@ from pipeal.cli import text
 from pipeal.core import artifacts
 from pipeal.reporting.recorders import Recorder
 from tests.cli.running import run_command
+from tests.integration.test_resume import FEW, SMALL
 
 ROOT = Path(__file__).parents[1]
 NAMES = {name: found for name, found in vars(artifacts).items() if isinstance(found, artifacts.Artifact)}
@@ -51,15 +52,12 @@ def test_every_file_of_a_run_is_in_the_table(
         "lstm",
         "--mode",
         "compare",
-        "--epochs",
-        "1",
         "--devices",
         "cpu,cpu",
         "--out",
         str(tmp_path),
     ]
-    small = ["--set=model.x_hid=8", "--set=model.y_hid=8", "--set=model.embedding_dim=8"]
-    code, _, err = run_command(text.command, capsys, *arguments, *small)
+    code, _, err = run_command(text.command, capsys, *arguments, *SMALL, *FEW, "--epochs=1")
     assert code == 0, err
     (run,) = (folder for folder in tmp_path.iterdir() if folder.is_dir())
     known = [found.name for found in artifacts.artifacts()]

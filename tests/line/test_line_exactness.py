@@ -75,7 +75,8 @@ def test_a_line_of_images_with_batch_norm(method: str, tmp_path: Path) -> None:
 def test_a_line_of_characters_measured_by_its_loss(real_data: Path, tmp_path: Path) -> None:
     line = new_line(
         tmp_path, "shakespeare", "charlm", 3, f"data.root={real_data}", "data.steps=25", "data.estimate_batches=4",
-        "data.batch_size=4", "model.width=32", "train.epochs=2", "engine.threads=1", "train.precision=fp32", preset="cpu",
+        "data.batch_size=4", "model.width=32", "train.epochs=2", "engine.threads=1", "train.precision=fp32",
+        preset="cpu",
     )  # fmt: skip
     counted = Counted({0: [40], 1: [20, 60], 2: [50]})
     run_line(line, counted)
