@@ -137,8 +137,10 @@ class EngineOptions:
         check_named("matmul", self.matmul, (None, *get_args(Matmul)))
         if self.queue_depth < 1:
             raise PlacementError(f"queue_depth is {self.queue_depth}; expected at least 1 packet")
-        if self.threads is not None and self.threads < 1:
-            raise ConfigError(f"threads is {self.threads}; expected at least 1, or None to share the cores out")
+        if self.threads is not None and not (isinstance(self.threads, int) and self.threads >= 1):
+            raise ConfigError(
+                f"threads is {self.threads}; expected a whole number, at least 1, or None to share the cores out"
+            )
 
     def check_layout(
         self,

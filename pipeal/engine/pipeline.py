@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
@@ -14,14 +15,14 @@ from typing import Any, TypeAlias, overload
 import torch
 from torch import Tensor, nn
 
-from pipeal.core.errors import PlacementError, ScheduleError, StallError, add_note
+from pipeal.core.errors import ConfigError, DataError, PlacementError, ScheduleError, StallError, add_note
 from pipeal.core.modules import layers_of
 from pipeal.core.options import EngineOptions, with_keywords
 from pipeal.core.packet import Packet
 from pipeal.core.protocols import TrainableLayer
 from pipeal.core.rng import check_seed
 from pipeal.core.samples import iterate, pair_of
-from pipeal.core.tree import Tree, batch_size, detach, tensors
+from pipeal.core.tree import Tree, batch_size, describe, detach, shapes_of, tensors
 from pipeal.engine.checks import check_layers
 from pipeal.engine.devices import Device, open_device, ready_now, share_gpus
 from pipeal.engine.devices.assignment import Devices, assign
@@ -234,9 +235,16 @@ class Pipeline:
             Exception: Whatever a stage raised first, with a note of stage, layer, batch, device and shapes.
             StallError: No stage made progress for too long.
             ScheduleError: The pipeline is not open, or is predicting.
+            DataError: The batch has no samples.
+            ConfigError: ``lr_scale`` is not finite.
         """
         executor = self._open()
         self._predictor.refuse_while_under_way()
+        if not isfinite(lr_scale):
+            raise ConfigError(f"lr_scale is {lr_scale} for batch {self.next_batch}; expected a finite number")
+        samples, inputs = batch_size(x), tensors(x)
+        if not samples and inputs and inputs[0].dim():
+            raise DataError(f"batch {self.next_batch} has no samples ({describe(shapes_of(x))}); leave it out")
         if self._begin is None:
             self._warn_of_evaluation()
             self._begin = perf_counter()
@@ -250,7 +258,7 @@ class Pipeline:
         self._sequence += 1
         self.next_batch += 1
         self._batches += 1
-        self._samples += batch_size(x)
+        self._samples += samples
 
     def snapshot(self) -> Snapshot:
         """Asks every stage for what its layers have learnt from the batches submitted so far, and from no later one.

@@ -28,9 +28,11 @@ def check_sizes(sizes: Sequence[int], layers: int, stages: int) -> list[int]:
         raise PlacementError(f"sizes is {sizes}; expected the number of layers of each of {stages} stages, or None")
     if len(sizes) != stages:
         raise PlacementError(f"{len(sizes)} sizes {list(sizes)} for {stages} stages; pass one size per device")
-    if not sizes or min(sizes) < 1 or sum(sizes) != layers:
-        raise PlacementError(
-            f"sizes {list(sizes)} cover {sum(sizes)} layers, but the package has {layers}; every stage needs at "
-            "least one, and sizes=None balances automatically"
-        )
+    found = None
+    if not sizes or min(sizes) < 1:
+        found = "leave a stage without a layer; every stage needs at least one"
+    elif sum(sizes) != layers:
+        found = f"cover {sum(sizes)} layers, but the package has {layers}"
+    if found is not None:
+        raise PlacementError(f"sizes {list(sizes)} {found}; sizes=None balances automatically")
     return list(sizes)

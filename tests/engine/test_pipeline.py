@@ -14,7 +14,7 @@ from bench.virtual import VirtualLayer
 from hypothesis import given
 from torch import Tensor, nn
 
-from pipeal import AE, AL, ENC, ALPackage, ConfigError, Pipeline, PlacementError, ScheduleError
+from pipeal import AE, AL, ENC, ALPackage, ConfigError, DataError, Pipeline, PlacementError, ScheduleError
 from pipeal.engine import SCHEDULES, Action, parse_device
 
 from .cases import Case, Layer, cases, cosine, predictions_by_hand, reference
@@ -265,6 +265,21 @@ def test_devices_and_layers_that_do_not_fit() -> None:
         Pipeline(quick(2), ["cpu"] * 2, sizes=[1, 2])
     with pytest.raises(PlacementError, match="1 sizes"):
         Pipeline(quick(2), ["cpu"] * 2, sizes=[2])
+
+
+def test_what_no_layer_can_learn_from_is_refused_at_once() -> None:
+    """Symptom: of a scale that is no number all weights were none, and a batch without samples had a loss that was not
+    finite, for which a lower learning rate was advised."""
+    package = ALPackage([AL(ENC(nn.Linear(3, 3), nn.Linear(3, 3)), AE(nn.Identity(), nn.Identity()))])
+    x = torch.randn(2, 3)
+    with Pipeline(package, "cpu", threads=1) as pipe:
+        pipe.submit(x, x)
+        with pytest.raises(ConfigError, match="lr_scale is nan for batch 1; expected a finite number"):
+            pipe.submit(x, x, float("nan"))
+        with pytest.raises(DataError, match=r"batch 1 has no samples \(\(0, 3\) float32\); leave it out"):
+            pipe.submit(x[:0], x[:0])
+        pipe.submit(x, x)
+        assert pipe.drain().batches == 2
 
 
 def test_an_unknown_schedule() -> None:
