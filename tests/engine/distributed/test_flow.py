@@ -94,7 +94,7 @@ def test_packets_of_every_shape_arrive_unchanged_and_in_order() -> None:
         ((torch.randn(2, 4), {"mask": torch.ones(2, dtype=torch.bool)}, [3, "three", None]), None),
         (None, None),
         (torch.randn(2, 3, 4, 4).contiguous(memory_format=torch.channels_last), torch.rand(2, 7, dtype=torch.float64)),
-        (torch.zeros(0, 4), torch.tensor(3)),
+        (torch.tensor(3), torch.zeros(0, 4)),
         (torch.randn(400, 700), [torch.ones(1, dtype=torch.int8)] * 40),
     ]
     last = Recording()
