@@ -1,7 +1,8 @@
 """Processes forked from one that has imported what a run does, and done nothing else.
 
 To import it takes four seconds of a core, and few tests are about that: the others start their ranks here. What is to
-be found and killed by its environment, and what a user types, is started as a program.
+be found and killed by its environment, and what a user types, is started as a program. So are some ranks: those of here
+have one hash seed, by which they might agree on the order of a set.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ import os
 import runpy
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -65,6 +69,9 @@ def forked(log: Path, environment: Mapping[str, str], cwd: Path, work: Callable[
         given: Its arguments.
     """
     log.write_text("")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("TMPDIR", raising=False)  # what it imports may keep a folder there until the session has ended
+        forkserver.ensure_running()
     process = _context.Process(target=_run, args=(log, dict(environment), cwd, work, given))
     process.start()
     return Fork(process)
@@ -77,7 +84,7 @@ def run_python(*arguments: str) -> None:
     if first == "-c":
         code, *more = more
         sys.argv = ["-c", *more]
-        exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
+        exec(compile(code, "<string>", "exec", dont_inherit=True), {"__name__": "__main__"})
     else:
         sys.argv = [first, *more]
         runpy.run_path(first, run_name="__main__")
@@ -91,6 +98,8 @@ def _run(log: Path, environment: Mapping[str, str], cwd: Path, work: Callable[..
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(cwd)
+    tempfile.tempdir = None
+    np.random.seed()
     torch.set_num_threads(1)
     gc.freeze()
     work(*given)

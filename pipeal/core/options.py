@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -137,9 +138,9 @@ class EngineOptions:
         check_named("matmul", self.matmul, (None, *get_args(Matmul)))
         if self.queue_depth < 1:
             raise PlacementError(f"queue_depth is {self.queue_depth}; expected at least 1 packet")
-        if self.threads is not None and not (isinstance(self.threads, int) and self.threads >= 1):
+        if self.threads is not None and not (isinstance(self.threads, Integral) and self.threads >= 1):
             raise ConfigError(
-                f"threads is {self.threads}; expected a whole number, at least 1, or None to share the cores out"
+                f"threads is {self.threads!r}; expected a whole number, at least 1, or None to share the cores out"
             )
 
     def check_layout(

@@ -240,11 +240,11 @@ class Pipeline:
         """
         executor = self._open()
         self._predictor.refuse_while_under_way()
-        if not isfinite(lr_scale):
-            raise ConfigError(f"lr_scale is {lr_scale} for batch {self.next_batch}; expected a finite number")
-        samples, inputs = batch_size(x), tensors(x)
-        if not samples and inputs and inputs[0].dim():
-            raise DataError(f"batch {self.next_batch} has no samples ({describe(shapes_of(x))}); leave it out")
+        if not _is_finite(lr_scale):
+            raise ConfigError(f"lr_scale is {lr_scale!r} for batch {self.next_batch}; expected a finite number")
+        inputs = tensors(x)
+        if inputs and all(tensor.dim() and not len(tensor) for tensor in inputs):
+            raise DataError(f"batch {self.next_batch} has no samples ({describe(shapes_of(x))}); expected one at least")
         if self._begin is None:
             self._warn_of_evaluation()
             self._begin = perf_counter()
@@ -258,7 +258,7 @@ class Pipeline:
         self._sequence += 1
         self.next_batch += 1
         self._batches += 1
-        self._samples += samples
+        self._samples += batch_size(x)
 
     def snapshot(self) -> Snapshot:
         """Asks every stage for what its layers have learnt from the batches submitted so far, and from no later one.
@@ -549,3 +549,10 @@ class _Delivery:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self.failure = error
+
+
+def _is_finite(number: object) -> bool:
+    try:
+        return isfinite(number)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return False

@@ -276,10 +276,18 @@ def test_what_no_layer_can_learn_from_is_refused_at_once() -> None:
         pipe.submit(x, x)
         with pytest.raises(ConfigError, match="lr_scale is nan for batch 1; expected a finite number"):
             pipe.submit(x, x, float("nan"))
-        with pytest.raises(DataError, match=r"batch 1 has no samples \(\(0, 3\) float32\); leave it out"):
+        for wrong in (None, "1", torch.ones(2), 10**400):
+            with pytest.raises(ConfigError, match=r"lr_scale is .* for batch 1; expected a finite number"):
+                pipe.submit(x, x, wrong)  # type: ignore[arg-type]
+        with pytest.raises(DataError, match=r"batch 1 has no samples \(\(0, 3\) float32\); expected one at least"):
             pipe.submit(x[:0], x[:0])
-        pipe.submit(x, x)
+        pipe.submit(x, x, torch.tensor(0.5))  # type: ignore[arg-type]
         assert pipe.drain().batches == 2
+
+
+def test_a_graph_may_be_without_edges() -> None:
+    with Pipeline([VirtualLayer(0, 0)], "cpu", threads=1) as pipe:
+        assert pipe.run([((torch.zeros(0, 2, dtype=torch.long), torch.randn(4, 3)), None)]).batches == 1
 
 
 def test_an_unknown_schedule() -> None:

@@ -118,8 +118,9 @@ def test_backpropagation_under_torchrun_is_one_stage_in_replicas(
         *("--set=data.estimate_batches=3", "--set=engine.threads=1", "--set=train.lr.base=1e-3"),
     )
     alone = one_process(text.command, capsys, tmp_path / "alone", *arguments)
-    said = many(tmp_path, 2, "nlpmain.py", *arguments, f"--out={tmp_path / 'many'}")
-    assert "BP on 2 processes: layers [1], in 2 replicas" in said
+    with started([*torchrun(2), "nlpmain.py", *arguments, f"--out={tmp_path / 'many'}"], tmp_path / "said") as job:
+        assert job.end() == 0, job.said()
+        assert "BP on 2 processes: layers [1], in 2 replicas" in job.said()
     (layers, rows), (shared_layers, shared_rows) = left_behind(alone), left_behind(tmp_path / "many" / alone.name)
     losses, shared_losses = ([float(row["test_loss"]) for row in found] for found in (rows, shared_rows))
     assert shared_losses == pytest.approx(losses, rel=1e-4)
