@@ -236,7 +236,7 @@ def _nearest(root: type, key: str, path: str, siblings: list[str]) -> str | None
 
 
 def _paths(schema: type, path: str = "") -> Iterator[str]:
-    for key, kind in get_type_hints(schema).items():
+    for key, kind in _fields(schema).items():
         yield path + key
         if is_dataclass(kind):
             yield from _paths(kind, f"{path}{key}.")  # type: ignore[arg-type]

@@ -49,15 +49,21 @@ def one_process(command: click.Command, capsys: pytest.CaptureFixture[str], out:
     return next(out.iterdir())
 
 
+def under_torchrun(tmp_path: Path, ranks: int, script: str, *arguments: str) -> str:
+    """As :func:`many`, as programs that torchrun starts."""
+    with started([*torchrun(ranks), script, *arguments], tmp_path / "said.txt") as job:
+        found, said = job.end(), job.said()
+        assert found == 0, said
+        return said
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "ranks"), [("lstm", 2), ("transformer", 4)])
 def test_texts_over_processes(model: str, ranks: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = texts(tmp_path, model)
     alone = one_process(text.command, capsys, tmp_path / "alone", *arguments)
+    said = under_torchrun(tmp_path, ranks, "nlpmain.py", *arguments, f"--out={tmp_path / 'many'}")
     folder = tmp_path / "many" / alone.name
-    with started([*torchrun(ranks), "nlpmain.py", *arguments, f"--out={tmp_path / 'many'}"], tmp_path / "said") as job:
-        code, said = job.end(), job.said()
-    assert code == 0, said
     assert_same(alone, folder)
     assert said.count("AL  epoch 1/2") == 1
     assert said.count("to balance 2 stages") == (ranks == 2)  # of four layers on four ranks there is nothing to choose
@@ -118,9 +124,8 @@ def test_backpropagation_under_torchrun_is_one_stage_in_replicas(
         *("--set=data.estimate_batches=3", "--set=engine.threads=1", "--set=train.lr.base=1e-3"),
     )
     alone = one_process(text.command, capsys, tmp_path / "alone", *arguments)
-    with started([*torchrun(2), "nlpmain.py", *arguments, f"--out={tmp_path / 'many'}"], tmp_path / "said") as job:
-        assert job.end() == 0, job.said()
-        assert "BP on 2 processes: layers [1], in 2 replicas" in job.said()
+    said = under_torchrun(tmp_path, 2, "nlpmain.py", *arguments, f"--out={tmp_path / 'many'}")
+    assert "BP on 2 processes: layers [1], in 2 replicas" in said
     (layers, rows), (shared_layers, shared_rows) = left_behind(alone), left_behind(tmp_path / "many" / alone.name)
     losses, shared_losses = ([float(row["test_loss"]) for row in found] for found in (rows, shared_rows))
     assert shared_losses == pytest.approx(losses, rel=1e-4)
