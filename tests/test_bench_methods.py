@@ -59,7 +59,7 @@ def faked(bench: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch) -> list
     """In place of trainings, rows; gives what was to be trained. The eighth finds the machine off."""
     done: list[Any] = []
 
-    def trained(experiment: Any, training: Any) -> Any:
+    def trained(experiment: Any, training: Any, **_: Any) -> Any:
         if len(done) == 7:
             raise Off
         kind, name, parts, setting, seed, epochs, batches = training
@@ -132,6 +132,24 @@ def test_rows_are_trainings(
     paths[1].write_text(json.dumps({**found, "rows": []}), encoding="utf-8")
     bench["methods"].main([*options, "--jobs", "2", "--json", str(paths[1])])
     assert [row | {"seconds": 0} for row in kept(paths[1])["rows"]] == [row | {"seconds": 0} for row in found["rows"]]
+
+
+@pytest.mark.slow
+def test_test_samples_can_be_measured_once(bench: dict[str, ModuleType], tmp_path: Path) -> None:
+    """The weights of the best epoch, of which few are the last, are there again; batch norm's means are."""
+    options = ["--model", "resnet", "--width", "0.125", "--parts", "2", "--threads", "1", "--precision", "fp32"]
+    options += ["--limit-train", "200", "--epochs", "4", "--try-epochs", "1", "--tries", "3e-2", "--methods", "al,bp"]
+    found = []
+    for flags in ([], ["--test-once"]):
+        path = tmp_path / f"found{len(flags)}.json"
+        bench["methods"].main([*options, *flags, "--json", str(path)])
+        found.append([row for row in kept(path)["rows"] if row["kind"] == "seed"])
+    for each, once in zip(*found, strict=True):
+        assert each["best"] == once["best"]
+        assert once["measured"] == [
+            [held, test if epoch == each["best"] else None] for epoch, (held, test) in enumerate(each["measured"])
+        ]
+    assert any(row["best"] < 3 for row in found[0])
 
 
 def test_one_process_writes_a_table(bench: dict[str, ModuleType], tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 import torch
 
 from pipeal.core.errors import DataError, name_of
-from pipeal.core.tree import Tree, describe, shapes_of
+from pipeal.core.tree import Tree, describe, shapes_of, tensors
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -44,6 +44,17 @@ def pair_of(batch: Any) -> tuple[Tree, Tree]:
     if hasattr(batch, "x") and hasattr(batch, "y"):
         return batch.x, batch.y
     raise DataError(f"found {_in_words(batch)}")
+
+
+def require_samples(number: int, x: Tree) -> None:
+    """Asks that not all tensors of a batch's inputs are empty: a graph may be without edges.
+
+    Raises:
+        DataError: All are; no loss of them is a number.
+    """
+    inputs = tensors(x)
+    if inputs and all(tensor.dim() and not len(tensor) for tensor in inputs):
+        raise DataError(f"batch {number} has no samples ({describe(shapes_of(x))}); expected one at least")
 
 
 def iterate(batches: Samples[T]) -> Iterator[T]:

@@ -15,14 +15,14 @@ from typing import Any, TypeAlias, overload
 import torch
 from torch import Tensor, nn
 
-from pipeal.core.errors import ConfigError, DataError, PlacementError, ScheduleError, StallError, add_note
+from pipeal.core.errors import ConfigError, PlacementError, ScheduleError, StallError, add_note
 from pipeal.core.modules import layers_of
 from pipeal.core.options import EngineOptions, with_keywords
 from pipeal.core.packet import Packet
 from pipeal.core.protocols import TrainableLayer
 from pipeal.core.rng import check_seed
-from pipeal.core.samples import iterate, pair_of
-from pipeal.core.tree import Tree, batch_size, describe, detach, shapes_of, tensors
+from pipeal.core.samples import iterate, pair_of, require_samples
+from pipeal.core.tree import Tree, batch_size, detach, tensors
 from pipeal.engine.checks import check_layers
 from pipeal.engine.devices import Device, open_device, ready_now, share_gpus
 from pipeal.engine.devices.assignment import Devices, assign
@@ -242,9 +242,7 @@ class Pipeline:
         self._predictor.refuse_while_under_way()
         if not _is_finite(lr_scale):
             raise ConfigError(f"lr_scale is {lr_scale!r} for batch {self.next_batch}; expected a finite number")
-        inputs = tensors(x)
-        if inputs and all(tensor.dim() and not len(tensor) for tensor in inputs):
-            raise DataError(f"batch {self.next_batch} has no samples ({describe(shapes_of(x))}); expected one at least")
+        require_samples(self.next_batch, x)
         if self._begin is None:
             self._warn_of_evaluation()
             self._begin = perf_counter()

@@ -33,7 +33,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
@@ -48,6 +48,8 @@ from torch.nn import functional as F
 from pipeal.config import RunConfig, TuneConfig, all_values
 from pipeal.core.errors import ConfigError, NonFiniteError, PipealError, first_line
 from pipeal.core.methods import BASELINE
+from pipeal.core.modules import module_of
+from pipeal.core.protocols import TrainableLayer
 from pipeal.data import Batch, EpochBatches
 from pipeal.engine import Pipeline
 from pipeal.engine.devices import fastest_precision
@@ -125,6 +127,35 @@ class Lines:
         print(f"{self.label}: epoch {row.epoch}, held-out {held:.4f}{told}, {row.epoch_time:.1f} s", file=sys.stderr)
 
 
+@dataclass
+class BestWeights:
+    """Those of the epoch that is best by held-out samples.
+
+    Attributes:
+        layers: Whose.
+        is_loss: Whether less is better.
+        held: The figure after each epoch.
+        kept: By layer; empty before any epoch was a number.
+    """
+
+    layers: Sequence[TrainableLayer]
+    is_loss: bool
+    held: list[float] = field(default_factory=list)
+    kept: list[dict[str, torch.Tensor]] = field(default_factory=list)
+
+    def note(self, held: float) -> None:
+        """Keeps the weights as they stand where their epoch is the best so far."""
+        self.held.append(held)
+        if best_epoch(self.held, is_loss=self.is_loss) == len(self.held) - 1:
+            states = (module_of(layer).state_dict() for layer in self.layers)
+            self.kept = [{key: one.clone() for key, one in state.items()} for state in states]
+
+    def restore(self) -> None:
+        """Gives the layers these weights again."""
+        for layer, weights in zip(self.layers, self.kept, strict=True):
+            module_of(layer).load_state_dict(weights)
+
+
 class Training(NamedTuple):
     """One to be done; what it is sent to another process as, so that a contestant is its name.
 
@@ -152,19 +183,30 @@ class Training(NamedTuple):
         return key_of(self.kind, self.name, self.parts, dict(self.setting), *self[4:])
 
 
-def trained(experiment: Experiment, training: Training) -> Row:
-    """One training, of the data and configuration of an experiment."""
+def trained(experiment: Experiment, training: Training, *, test_once: bool = False) -> Row:
+    """One training, of the data and configuration of an experiment.
+
+    Args:
+        experiment: What all trainings share.
+        training: Which.
+        test_once: Measure test samples with the weights of the best epoch alone, not after each epoch.
+    """
     kind, name, parts, setting, seed, epochs, batches = training
     form = Form(Contestant.of(name), parts, setting)
     config = form.config(experiment.config)
     config = replace(config, train=replace(config.train, seed=seed, epochs=epochs))
     config = at_length(config, batches, quiet=True)
     own, position = experiment.under(config), Position()
-    is_loss = own.criterion is not None
+    is_loss, layers = own.criterion is not None, list(new_layers(own, config, 1))
+    once = BestWeights(layers, is_loss) if kind == "seed" and test_once else None
+    each_epoch = kind == "seed" and not test_once
+    test_of_best: float | None = None
 
     def evaluate(pipe: Pipeline) -> Scores:
         held = figure(own, pipe, own.held)
-        test = figure(own, pipe, own.test) if kind == "seed" else math.nan
+        if once is not None:
+            once.note(held)
+        test = figure(own, pipe, own.test) if each_epoch else math.nan
         if is_loss:
             return Scores(math.nan, math.nan, test_loss=test, held_acc=math.nan, held_loss=held)
         return Scores(math.nan, test, held_acc=held)
@@ -173,15 +215,20 @@ def trained(experiment: Experiment, training: Training) -> Row:
     failed: str | None = None
     with closing(FirstBatches(own.train_batches(seed), batches)) as feed:
         try:
-            with open_pipeline(new_layers(own, config, 1), config, seed) as pipe:
+            with open_pipeline(layers, config, seed) as pipe:
                 for _ in fit(pipe, feed, evaluate, course_of(config), watcher, position):
                     pass
+                if once is not None and once.kept:
+                    once.restore()
+                    test_of_best = figure(own, pipe, own.test)
         except NonFiniteError as error:
             failed = f"diverged, {first_line(error)}"
-    measured = [(held, test if kind == "seed" else None) for held, test in map(figures_of, position.rows)]
+    measured = [(held, test if each_epoch else None) for held, test in map(figures_of, position.rows)]
     best = None if failed else best_epoch([held for held, _ in measured], is_loss=is_loss)
     if best is None and failed is None:
         failed = "diverged"
+    if best is not None and once is not None:
+        measured[best] = (measured[best][0], test_of_best)
     return Row(
         *(kind, name, parts, dict(setting), seed, epochs, batches, measured, best),
         samples=watcher.samples,
@@ -344,7 +391,7 @@ class Bench:
         missing = {one.key: one for one in trainings if one.key not in self.table.rows}.values()
         if pool is None:
             for training in missing:
-                self._keep(trained(self.experiment, training))
+                self._keep(trained(self.experiment, training, test_once=self.options.test_once))
             return
         for future in as_completed([pool.submit(_trained, self.options, training) for training in missing]):
             self._keep(future.result())
@@ -386,7 +433,7 @@ def _end_with(parent: Any) -> None:
 def _trained(options: argparse.Namespace, training: Training) -> Row:
     if not _opened:
         _opened.append(opened(options))
-    return trained(_opened[0], training)
+    return trained(_opened[0], training, test_once=options.test_once)
 
 
 def tries_of(
@@ -475,6 +522,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--try-epochs", type=int, default=3, help="of BP")
     parser.add_argument("--try-seed", type=int, default=1000)
     parser.add_argument("--limit-train", type=int, metavar="N", help="train on N of the samples")
+    parser.add_argument("--test-once", action="store_true", help="measure test samples at the best epoch alone")
     parser.add_argument("--width", help="of the network, as model.width")
     parser.add_argument("--precision", default="auto", help="fp32, bf16 or fp16; default: the fastest")
     parser.add_argument("--threads", type=int, default=1)

@@ -405,8 +405,9 @@ def _draw_line(panel: Any, table: Found, line: Line, number: int) -> Any:
         return None
     again = number // len(COLOURS)
     colour, style = COLOURS[number % len(COLOURS)], _STYLES[again % len(_STYLES)]
-    each = [[test for _, test in row.measured if test is not None] for row in rows]
-    means = [fmean(tests) for tests in zip(*each, strict=True)]
+    curves = [[test for _, test in row.measured if test is not None] for row in rows]
+    whole = [curve for curve, row in zip(curves, rows, strict=True) if len(curve) == len(row.measured)]
+    means = [fmean(tests) for tests in zip(*whole, strict=True)]
     at = [total * (epoch + 1) / len(means) for epoch in range(len(means))]
     panel.plot(at, means, style, color=colour, linewidth=1.1, alpha=0.7)
     reported = MeanSd.of(line.figures.values())

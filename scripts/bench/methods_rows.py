@@ -87,7 +87,8 @@ class Row:
         seed: Of weights and batches.
         epochs: How many.
         batches: Of each epoch.
-        measured: After each epoch, the figure of held-out samples and that of test samples, None of a try.
+        measured: After each epoch, the figure of held-out samples and that of test samples: None of a try, and of
+            epochs that were not tested.
         best: The number, from 0, of the epoch that is best by held-out samples; None where the training diverged.
         samples: That it was trained on, over all epochs.
         seconds: Of training, evaluation left out, by the wall's clock, whatever else the machine did.

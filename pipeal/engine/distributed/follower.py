@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import Any, TypeAlias
 
 from pipeal.core.errors import DataError, PeerLostError, StallError
-from pipeal.core.samples import pair_of
+from pipeal.core.samples import pair_of, require_samples
 from pipeal.core.tree import batch_size
 from pipeal.engine.devices import ready_now
 from pipeal.engine.distributed.channel import BrokenWireError, Message
@@ -242,6 +242,7 @@ class Server:
                 "one; give all replicas the same number of batches"
             )
         x, y = pair_of(found)
+        require_samples(facts["batch"], x)
         self.node.requests.samples += batch_size(x)
         self.node.inbox.put(packet_of(facts, x, y, ready_now((x, y))))
 

@@ -6,7 +6,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +50,14 @@ def told_by(work: Callable[[], Any]) -> dict[str, Any]:
     return {"kind": None, "seconds": time.monotonic() - begin}
 
 
-def virtual(world: World, layers: list[nn.Module], schedule: str = "pipelined", **settings: Any) -> dict[str, Any]:
-    """Virtual batches through layers of which one is a trap."""
+def virtual(
+    world: World, layers: list[nn.Module], schedule: str = "pipelined", *, last: Sequence[Any] = (), **settings: Any
+) -> dict[str, Any]:
+    """Virtual batches through layers of which one is a trap, and a ``last`` one or two of a replica's own feed."""
     chosen: dict[str, Any] = {"threads": 1, "stall_timeout_s": 120.0, "first_batch": 100} | settings
 
     def feed(epoch: int, first: int) -> Iterator[Any]:
-        yield from nothing(3)
+        yield from [*nothing(3), *last]
 
     def work() -> None:
         if world.rank:
@@ -187,15 +189,16 @@ def test_a_pipeline_that_cannot_end_is_told_to_all_ranks() -> None:
             assert told["text"].startswith("the pipeline cannot end between two batches of one update")
 
 
-def short_feed(world: World) -> dict[str, Any]:
-    return virtual(world, quick(1))
+def short_feed(world: World) -> list[dict[str, Any]]:
+    return [virtual(world, quick(1)), virtual(world, quick(1), last=[(torch.zeros(0, 3), None)])]
 
 
 @pytest.mark.slow
-def test_a_replica_without_a_batch_is_told_of_it(tmp_path: Path) -> None:
-    for told in run(short_feed, 2, tmp_path, replicas=2):
-        assert told["kind"] == "DataError"
-        assert re.match(r"the feed of rank 1 .* has no batch 103, but rank 0 has one", told["text"])
+def test_a_replica_without_a_batch_or_samples_is_told_of_it(tmp_path: Path) -> None:
+    for no_batch, no_samples in run(short_feed, 2, tmp_path, replicas=2):
+        assert no_batch["kind"] == no_samples["kind"] == "DataError"
+        assert re.match(r"the feed of rank 1 .* has no batch 103, but rank 0 has one", no_batch["text"])
+        assert no_samples["text"] == "batch 103 has no samples ((0, 3) float32); expected one at least"
 
 
 def apart() -> None:
