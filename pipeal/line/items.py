@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from math import inf, isfinite, prod
 from typing import Any
 
@@ -12,11 +14,11 @@ from torch import Tensor
 
 from pipeal.core.errors import DataError
 from pipeal.core.thin import Thin
-from pipeal.core.tree import Tree, map_tensors
+from pipeal.core.tree import Tree
 from pipeal.core.tree import tensors as tensors_of
 from pipeal.core.tree_codec import Form, dtype_named, put_together, taken_apart
 from pipeal.engine.distributed.flat import Layout, check_layout, flat, row_for, unflat
-from pipeal.line.link import packed_head
+from pipeal.line.link import HEAD_BYTES, packed_head
 
 BEGIN, STATE, BATCH, EVALUATE, DECODER, ASK, ROW, LAYER, CHECKPOINT, END = (
     "begin",
@@ -59,10 +61,13 @@ _LONGEST = " " * 100
 _DEEPEST = 50
 """So many collections one within the other may be in an item."""
 
-_MOST_PLACES = 1 << 48
-
 _MOST_DIMENSIONS = 64
 """As in PyTorch."""
+
+_LONGEST_LAYOUT = 100 + _MOST_DIMENSIONS * 2 * 20
+"""Characters that say what a tensor is."""
+
+_MOST_PLACES = 1 << 48
 
 
 @dataclass(frozen=True)
@@ -85,19 +90,19 @@ class Item:
 class Packed:
     """An item as it travels, and as it is kept until it has arrived for good.
 
+    A batch is made ready to travel on the thread that sends it, as far as nothing can go wrong then.
+
     Attributes:
         kind: Of the item.
         facts: Likewise.
         form: Of its tree.
-        layouts: Of the tensors.
-        rows: Their elements, on the CPU; never written to.
+        tensors: Of the tree in order, on the CPU; never written to.
     """
 
     kind: str
     facts: Mapping[str, Any]
     form: Form
-    layouts: Sequence[Layout]
-    rows: Sequence[Tensor]
+    tensors: Sequence[Tensor]
 
     @classmethod
     def of(cls, item: Item) -> Packed:
@@ -107,38 +112,53 @@ class Packed:
             DataError: Its tree holds a class of its own, or a tensor that cannot be sent; or it is no item of its kind;
                 or what there is beside the elements is too long for a head.
         """
-        form, tensors = taken_apart(_with_marks(map_tensors(lambda tensor: tensor.detach().to("cpu"), item.tree)))
+        form, found = taken_apart(_with_marks(item.tree))
+        packed = cls(item.kind, dict(item.facts), form, [tensor.detach().to("cpu") for tensor in found])
         # Whatever would be refused where it arrives is told here.
         _check_facts(item.kind, item.facts)
-        _check_depth([dict(item.facts), form])
-        _check_tree(item.kind, _without_marks(put_together(form, tensors, plain=True)))
-        pairs = [flat(tensor) for tensor in tensors]
-        packed = cls(item.kind, dict(item.facts), form, [layout for layout, _ in pairs], [row for _, row in pairs])
-        packed_head([_LONGEST, *packed.head()])
+        has_short_head = _check_form(item.kind, json.dumps(form), len(found))
+        if not (item.kind == BATCH and has_short_head and packed.is_plain):
+            _check_depth([packed.facts])
+            packed_head([_LONGEST, *packed.head()])
         return packed
 
+    @cached_property
     def item(self) -> Item:
-        """The item, in memory that it may share with :attr:`rows`."""
-        tensors = [unflat(layout, row) for layout, row in zip(self.layouts, self.rows, strict=True)]
-        return Item(self.kind, self.facts, _without_marks(put_together(self.form, tensors, plain=True)))
+        """The item, in memory that it shares."""
+        return Item(self.kind, self.facts, _without_marks(put_together(self.form, self.tensors, plain=True)))
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether its tensors travel as they lie in memory."""
+        return all(
+            tensor.layout is torch.strided and not tensor.is_quantized and tensor.is_contiguous()
+            for tensor in self.tensors
+        )
+
+    @cached_property
+    def flats(self) -> Sequence[tuple[Layout, Tensor]]:
+        """The layouts of the tensors, and what of them travels."""
+        return [flat(tensor) for tensor in self.tensors]
 
     @property
     def size(self) -> int:
-        """Bytes of its tensors."""
-        return sum(row.nbytes for row in self.rows)
+        """Bytes of its tensors, as they travel."""
+        return sum(row.nbytes for row in (self.tensors if self.is_plain else (row for _, row in self.flats)))
 
     @property
     def largest(self) -> int:
         """Bytes that the largest of its tensors reaches over, there where it arrives."""
-        return max(map(_bytes, self.layouts), default=0)
+        if self.is_plain:
+            return max((tensor.nbytes for tensor in self.tensors), default=0)
+        return max((_bytes(layout) for layout, _ in self.flats), default=0)
 
     def head(self) -> list[Any]:
         """All but the tensors, as JSON."""
-        return [self.kind, self.facts, self.form, self.layouts]
+        return [self.kind, self.facts, self.form, [layout for layout, _ in self.flats]]
 
     def frames(self) -> list[Any]:
         """The bytes of the tensors, without a copy, in frames of at most :data:`FRAME_BYTES`."""
-        rows = [row.contiguous().view(torch.uint8).numpy() for row in self.rows]
+        rows = [row.contiguous().view(torch.uint8).numpy() for _, row in self.flats]
         return [row[begin : begin + FRAME_BYTES] for row in rows for begin in range(0, len(row), FRAME_BYTES)]
 
     @classmethod
@@ -177,24 +197,24 @@ class Packed:
         if wanted != [len(frame.buffer) for frame in frames]:
             raise DataError(f"an item has {len(frames)} frames, but its head is of {len(wanted)}, or of other sizes")
         rows, left = [row_for(layout) for layout in layouts], iter(frames)
-        for row in rows:
-            whole = row.view(torch.uint8)
+        for row in rows:  # not by PyTorch, which would copy with as many threads as the layers have
+            whole = row.view(torch.uint8).numpy()
             for begin in range(0, len(whole), FRAME_BYTES):
-                part = torch.frombuffer(next(left).buffer, dtype=torch.uint8)
-                whole[begin : begin + len(part)] = part
-        arrived = cls(kind, facts, form, layouts, rows)
-        _check_tree(kind, arrived.item().tree)
+                whole[begin : begin + FRAME_BYTES] = next(left).buffer
+        tensors = [unflat(layout, row) for layout, row in zip(layouts, rows, strict=True)]
+        arrived = cls(kind, facts, form, tensors)
+        _check_tree(kind, arrived.item.tree)
         return arrived
 
     def state(self) -> dict[str, Any]:
         """As plain values, for a snapshot."""
-        return {"head": self.head(), "rows": list(self.rows)}
+        return {"head": self.head(), "rows": [row for _, row in self.flats]}
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> Packed:
         """What :meth:`state` gave."""
         kind, facts, form, layouts = state["head"]
-        return cls(kind, facts, form, layouts, state["rows"])
+        return cls(kind, facts, form, [unflat(*pair) for pair in zip(layouts, state["rows"], strict=True)])
 
 
 _THIN = "thin"
@@ -248,6 +268,18 @@ def _is(value: Any, expected: type) -> bool:
     if expected is int:
         return isinstance(value, int) and 0 <= value < 2**62
     return isinstance(value, expected)
+
+
+@lru_cache(maxsize=64)
+def _check_form(kind: str, text: str, count: int) -> bool:
+    """Looks at the form, as JSON, of a tree of so many tensors; says whether its head is short, whatever their shapes.
+
+    That of a batch mostly is that of the one before.
+    """
+    form = json.loads(text)
+    _check_depth(form)
+    _check_tree(kind, _without_marks(put_together(form, [torch.empty(0)] * count, plain=True)))
+    return len(text) + count * _LONGEST_LAYOUT < HEAD_BYTES // 2
 
 
 def _check_depth(value: Any) -> None:

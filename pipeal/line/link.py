@@ -21,9 +21,10 @@ import json
 import logging
 import threading
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
+from socket import socketpair
 from time import monotonic
 from typing import Any
 
@@ -95,11 +96,10 @@ class End(threading.Thread, ABC):
         self._lost_at = monotonic()
         self.failure: BaseException | None = None
         self.context = zmq.Context()
-        self._wake_in = self.context.socket(zmq.PULL)
-        self._wake_in.bind("inproc://wake")
-        self._wake_out = self.context.socket(zmq.PUSH)
-        self._wake_out.connect("inproc://wake")
+        self._wake_in, self._wake_out = socketpair()
+        self._wake_in.setblocking(False)
         self._waking = threading.Lock()
+        self._is_woken, self._words = False, deque[list[Any]]()
         self._closing, self._told = threading.Event(), threading.Event()
         self._stopping: str | None = None
         self._sockets: list[Any] = []
@@ -124,8 +124,16 @@ class End(threading.Thread, ABC):
     def tell(self, *words: Any) -> None:
         """From any thread: has this one say something, or look again where there are no words."""
         with self._waking:
-            if not self._closing.is_set():
-                self._wake_out.send(json.dumps(words).encode())
+            if self._closing.is_set():
+                return
+            if words:
+                self._words.append([*words])
+            self._wake()
+
+    def _wake(self) -> None:
+        if not self._is_woken:
+            self._is_woken = True
+            self._wake_out.send(b"!")
 
     def stop(self, why: str) -> None:
         """From any thread: has the neighbour end, and all beyond it, as soon as it is there."""
@@ -142,7 +150,7 @@ class End(threading.Thread, ABC):
             if self._closing.is_set():
                 return
             self._closing.set()
-            self._wake_out.send(b"[]")
+            self._wake()
         if self.ident is not None:
             self.join()
         self._leave()
@@ -150,8 +158,8 @@ class End(threading.Thread, ABC):
             made.disable_monitor()
             monitor.close(0)
             made.close(int(1000 * linger_s))
-        self._wake_in.close(0)
-        self._wake_out.close(0)
+        self._wake_in.close()
+        self._wake_out.close()
         self.context.term()
 
     def run(self) -> None:
@@ -182,10 +190,12 @@ class End(threading.Thread, ABC):
 
     def speak(self) -> None:
         """Says what there is to say."""
-        with suppress(zmq.Again):  # that was all
-            while True:
-                if words := json.loads(self._wake_in.recv(zmq.NOBLOCK)):
-                    self.send(words)
+        if self._is_woken:
+            with self._waking:
+                self._wake_in.recv(1)
+                self._is_woken = False
+        while self._words:
+            self.send(self._words.popleft())
         if self._stopping is not None and self.connected and not self._told.is_set():
             self.send(["stop", self._stopping])
             if self.connected:  # or it has gone just now, and is told when it comes

@@ -328,7 +328,7 @@ class StageRun:
         number, packed = found
         if number != self._done:
             raise DataError(f"item {number} came, where item {self._done} was expected; begin the line anew")
-        return packed.item()
+        return packed.item
 
     def _emit(self, item: Item) -> None:
         """Gives an item to the next stage; waits while too many wait for a snapshot there."""

@@ -154,7 +154,7 @@ def come_and_go(say: Say, order: dict[str, Any], launch: Launch) -> None:
             if incoming is not None:
                 while (found := incoming.take(1.0)) is None:
                     pass
-                given, _ = found[1].item().tree
+                given, _ = found[1].item.tree
             onward, _ = own(given, None)
             if outgoing is not None:
                 facts = {"batch": number, "lr_scale": 1.0, "updates": True}

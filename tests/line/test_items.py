@@ -16,6 +16,8 @@ from torch import Tensor
 
 from pipeal.core.errors import DataError
 from pipeal.core.tree import Tree, tensors
+from pipeal.engine.distributed.flat import flat
+from pipeal.line import items
 from pipeal.line.items import ASK, BATCH, BEGIN, CHECKPOINT, DECODER, END, EVALUATE, LAYER, ROW, STATE, Item, Packed
 from tests.line.frames import Frame
 
@@ -110,11 +112,11 @@ def bits(tensor: Tensor) -> Tensor:
 def test_an_item_arrives_as_it_was_sent(x: Tree, y: Tree) -> None:
     sent = Item(BATCH, FACTS[BATCH], (x, y))
     packed = Packed.of(sent)
-    for found in (packed.item(), travelled(packed).item(), Packed.of_state(packed.state()).item()):
+    for found in (packed.item, travelled(packed).item, Packed.of_state(packed.state()).item):
         assert (found.kind, found.facts) == (sent.kind, sent.facts)
         assert same(found.tree, sent.tree)
     assert packed.size == sum(len(Frame(frame).buffer) for frame in packed.frames())
-    assert packed.largest >= max((tensor.nbytes for tensor in tensors(sent.tree)), default=0) or not packed.rows
+    assert packed.largest >= max((tensor.nbytes for tensor in tensors(sent.tree)), default=0) or not packed.tensors
 
 
 @pytest.mark.parametrize("kind", FACTS)
@@ -124,7 +126,7 @@ def test_every_kind_travels(kind: str) -> None:
         tree = (torch.ones(2, 3), {"mask": torch.zeros(0)})
     elif kind in (BEGIN, STATE, DECODER, LAYER):
         tree = {"weight": torch.ones(2)}
-    found = travelled(Packed.of(Item(kind, FACTS[kind], tree))).item()
+    found = travelled(Packed.of(Item(kind, FACTS[kind], tree))).item
     assert (found.kind, found.facts) == (kind, FACTS[kind])
     assert same(found.tree, tree)
 
@@ -135,7 +137,7 @@ def test_what_has_arrived_is_memory_of_its_own() -> None:
     frame = Frame(packed.frames()[0])
     arrived = Packed.arrived(json.loads(json.dumps(packed.head())), [frame])
     frame.buffer[:] = bytes(len(frame.buffer))
-    assert arrived.item().tree[0].equal(torch.ones(4))
+    assert arrived.item.tree[0].equal(torch.ones(4))
 
 
 @dataclass
@@ -155,8 +157,31 @@ def test_a_class_of_its_own_is_refused_where_it_is_sent(tree: Tree) -> None:
 
 
 def test_a_sparse_tensor_is_refused_where_it_is_sent() -> None:
+    Packed.of(Item(BATCH, FACTS[BATCH], (torch.eye(2), None)))  # of the same form
     with pytest.raises(DataError, match="make it dense"):
         Packed.of(Item(BATCH, FACTS[BATCH], (torch.eye(2).to_sparse(), None)))
+
+
+@pytest.mark.parametrize(
+    ("part", "count"), [("a text that fills a head. " * 100, 500), (torch.ones(1), 50_000)], ids=type
+)
+def test_a_head_that_is_too_long_is_refused_where_it_is_made(part: Any, count: int) -> None:
+    with pytest.raises(DataError, match="more than 1048576; put numbers into tensors"):
+        Packed.of(Item(BATCH, FACTS[BATCH], ([part] * count, None)))
+
+
+def test_what_of_a_batch_may_not_fit_is_looked_at_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest waits for the thread that sends it."""
+    made: list[Tensor] = []
+    monkeypatch.setattr(items, "flat", lambda tensor: (made.append(tensor), flat(tensor))[1])
+    plain = Packed.of(Item(BATCH, FACTS[BATCH], (torch.ones(2, 3), [torch.zeros(0), torch.ones(2, dtype=torch.int8)])))
+    assert (plain.size, plain.largest) == (26, 24)
+    assert not made
+    assert sum(len(Frame(frame).buffer) for frame in plain.frames()) == plain.size
+    assert len(made) == 3
+    Packed.of(Item(BATCH, FACTS[BATCH], (torch.ones(2, 3).t(), None)))
+    Packed.of(Item(ASK, FACTS[ASK], (torch.ones(2, 3), None)))
+    assert len(made) == 5
 
 
 def head_of(**changes: Any) -> list[Any]:
@@ -238,7 +263,7 @@ def test_what_is_no_item_is_refused_by_an_error_and_takes_no_memory(head: Any, f
 def test_an_item_may_be_as_large_as_a_line_allows_and_no_larger() -> None:
     packed = Packed.of(Item(ASK, FACTS[ASK], (torch.ones(100), torch.ones(3))))
     assert packed.largest == 400
-    assert same(travelled(packed, 400).item().tree, packed.item().tree)
+    assert same(travelled(packed, 400).item.tree, packed.item.tree)
     with pytest.raises(DataError, match="reaches over 400 bytes; at most 399 may"):
         travelled(packed, 399)
     spread = Packed.of(Item(ASK, FACTS[ASK], (torch.ones(100, 100)[:, 0], None)))
