@@ -58,9 +58,11 @@ def prompt() -> Iterator[None]:
 
 
 def prompt_sleep(seconds: float) -> None:
-    """Stands for a device's work."""
+    """Stands for a device's work, which ends so long after the call; a thread that wakes late is late, as it would be
+    for that."""
+    end = perf_counter() + seconds
     with prompt():
-        sleep(seconds)
+        sleep(max(0.0, end - perf_counter()))
 
 
 class SleepingLayer(VirtualLayer):
@@ -69,6 +71,8 @@ class SleepingLayer(VirtualLayer):
     Args:
         steps: Of the batches to come.
     """
+
+    draws_from_default = False
 
     def __init__(self, steps: Sequence[Step]) -> None:
         super().__init__(0.0, 0.0)
@@ -84,18 +88,20 @@ class SleepingLayer(VirtualLayer):
         """Takes its time."""
         self.begun.append(perf_counter())
         self.seconds["F"], self.seconds["B"] = next(self.steps)
-        with prompt():
-            onward = super().forward(x, y)
+        onward = super().forward(x, y)
         self.turned.append(perf_counter())
         return onward
 
     def backward(self) -> None:
         """Likewise."""
         self.went_back.append(perf_counter())  # the packet is packed and handed over by now
-        with prompt():
-            super().backward()
+        super().backward()
         self.ended.append(perf_counter())
         self.windows.append(self.window())
+
+    def _take(self, action: str) -> None:
+        if self.seconds[action]:
+            prompt_sleep(self.seconds[action])
 
     def found(self) -> dict[str, Any]:
         """When each step began and ended, and the window after it, of all batches."""
