@@ -124,6 +124,8 @@ class Feed:
             at.handed = number + 1 if number + 1 in self._states else None
             yield Item(STATE, {"layer": number}, dict(self._states[number]))
         with closing(self.experiment.train_batches(seed_of(self._config, 1))) as batches:
+            if at.trained:  # taken up before the end of the epoch
+                self.total = at.batches + (course.epochs - at.epoch - 1) * at.part.batches
             while at.epoch < course.epochs:
                 if self._is_to_save(at):
                     at.saved = at.epoch
@@ -157,6 +159,7 @@ class Feed:
                 epoch = at.epoch + 1
                 at.next_epoch()
                 yield Item(ROW, {"epoch": epoch})
+        self.total = at.batches
         if not at.ended:
             at.ended = True
             yield Item(END)

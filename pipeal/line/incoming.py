@@ -357,7 +357,8 @@ class Incoming(End):
                 raise
             self._peer = None  # it will come again, and be told then
             self.set_connected(False)
-            log.info(f"stage {self.stage - 1} is gone; waiting for it")
+            if not self.left:
+                log.info(f"stage {self.stage - 1} is gone; waiting for it")
 
 
 def _bind(made: Any, address: str) -> None:

@@ -136,7 +136,10 @@ def read_line(path: Path) -> LineFile:
     with refusals_told(f"{path}: cannot be read", "; pipeal line init makes one", ConfigError):
         text = path.read_text(encoding="utf-8", errors="replace")
     try:
-        found = checked(_LINE, document.parse(text, source=str(path)))
+        values = document.parse(text, source=str(path))
+        if not isinstance(values, dict):
+            raise ConfigError(f"{path}: found no fields; pipeal line init makes a line's file")
+        found = checked(_LINE, values)
         found.check()
     except ConfigError:
         raise

@@ -13,7 +13,7 @@ A layer is any :class:`pipeal.core.protocols.TrainableLayer`: it trains itself o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from inspect import Parameter, signature
 from typing import Any
@@ -49,15 +49,29 @@ def make_layers(
         ConfigError: The rate, the optimizer, an option or the network is none that the method can use.
     """
     # By name: a method is one line in pipeal.core.methods, and none is imported before it is asked for.
-    module = import_module(f"{__name__}.{METHODS[method].module}")
-    parameters = [*signature(module.make_layers).parameters.values()][3:]  # after the network, the rate, the optimizer
+    module = f"{__name__}.{METHODS[method].module}"
+    make = _makes(method, module)
+    parameters = [*signature(make).parameters.values()][3:]  # after the network, the rate, the optimizer
     known = [one.name for one in parameters if one.kind in (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)]
     for option in options:
         if option not in known:
             raise ConfigError(
                 unknown_name(f"option of {method}", option, known) if known else f"{method} has no option {option!r}"
             )
-    return _told_losses(METHODS[method], module.make_layers(network, lr, optimizer, **options))
+    return _told_losses(METHODS[method], make(network, lr, optimizer, **options))
+
+
+def _makes(method: str, name: str) -> Callable[..., Iterable[TrainableLayer]]:
+    """The function of a method's module that makes layers."""
+    try:
+        module = import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:  # one that it imports
+            raise
+        raise ConfigError(f"the method {method} has no module {name}; expected one with make_layers()") from error
+    if not callable(make := getattr(module, "make_layers", None)):
+        raise ConfigError(f"{name}: found no make_layers(), which makes the layers of the method {method}")
+    return make
 
 
 def _told_losses(method: Method, layers: Iterable[TrainableLayer]) -> Iterator[TrainableLayer]:

@@ -447,9 +447,13 @@ def _of_torchvision(name: str, classes: int, size: int) -> nn.Module:
 
     known = torchvision.models.list_models(module=torchvision.models)
     if name not in known:
+        of = f"of torchvision {torchvision.__version__}"
+        others = "torchvision.models.list_models(module=torchvision.models) has all that are"
+        if name in torchvision.models.list_models():
+            raise ConfigError(f"model.name: {name!r} {of} is no classifier of images; {others}")
         near = get_close_matches(name.lower(), known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else "torchvision.models.list_models() has all"
-        raise ConfigError(f"model.name: unknown model {name!r} of torchvision {torchvision.__version__}; {hint}")
+        hint = f"did you mean {near[0]!r}?" if near else f"expected a classifier of images; {others}"
+        raise ConfigError(f"model.name: unknown model {name!r} {of}; {hint}")
     options: dict[str, Any] = {}
     if name.startswith("vit_"):
         options["image_size"] = size

@@ -27,7 +27,9 @@ from pipeal.engine.distributed.launch import Launch
 from pipeal.engine.distributed.world import World, open_world
 from pipeal.reporting.environment import environment
 from pipeal.run.backprop import check_backprop, is_pipelined_bp
+from pipeal.run.build import Experiment
 from pipeal.run.experiment import run_experiment
+from pipeal.run.find_run import require_out
 from pipeal.run.followers import OWN, Follower, Kind
 from pipeal.run.opening import engine_options, schedule_of
 from pipeal.run.site import Site
@@ -54,7 +56,7 @@ def carry_out(kind: Kind[Config], config: Config, resume: str, *, retry: bool = 
     launch = Launch.found()
     check_backprop(config, processes=1 if launch is None else launch.size)
     if launch is None or launch.size == 1:
-        run_experiment(kind.read(config), resume, Site(retry=retry))
+        run_experiment(_read(kind, config, resume), resume, Site(retry=retry))
         return
     if retry:
         raise ConfigError("--retry: found under torchrun, where stages are measured each time; leave it out")
@@ -89,8 +91,15 @@ def carry_out(kind: Kind[Config], config: Config, resume: str, *, retry: bool = 
             with _blaming(world):
                 world.on_signal(_signal_here)
                 team = Team(world, device)
-                run_experiment(team.gather(kind.read(config)), resume, team)
+                run_experiment(team.gather(_read(kind, config, resume)), resume, team)
                 team.dismiss()
+
+
+def _read(kind: Kind[Config], config: Config, resume: str) -> Experiment:
+    """The data; but for a run that is named, after a look at where a new one would be written."""
+    if resume in ("auto", "never"):
+        require_out(config.out)
+    return kind.read(config)
 
 
 def _check_options(config: RunConfig, device: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -75,6 +76,21 @@ def find_run(config: RunConfig, resume: str) -> RunFolder | None:
         if found is not None:
             return found
     return None
+
+
+def require_out(out: str) -> None:
+    """Tells before any data is read that nothing could be written.
+
+    Raises:
+        ConfigError: A folder is not one, or this process may not write there.
+    """
+    path = Path(out)
+    with refusals_told(f"out: cannot use {out}", "; choose another --out", ConfigError):
+        there = next(one for one in (path, *path.absolute().parents) if one.exists())
+        if not there.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, f"{there} is no folder")
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, f"nothing may be written in {there}")
 
 
 def new_run(config: RunConfig) -> RunFolder:

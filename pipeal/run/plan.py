@@ -10,6 +10,7 @@ import click
 from pipeal.core.errors import ConfigError
 from pipeal.engine.devices.allocator import keep_freed_memory
 from pipeal.planning.pure.layer_cost import save_costs
+from pipeal.run.find_run import require_out
 from pipeal.run.plan_costs import Wanted, deepened, load_all, measure_model
 from pipeal.run.plan_forecasts import Plan
 from pipeal.run.plan_setup import check_numbers, setup_of
@@ -78,4 +79,5 @@ def folder_for(out: str) -> Path:
     """
     if not out or "\0" in out or (Path(out).exists() and not Path(out).is_dir()):
         raise ConfigError(f"--out: found {out!r}, expected the name of a folder")
+    require_out(out)
     return Path(out)

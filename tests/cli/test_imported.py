@@ -98,6 +98,10 @@ def test_mistakes_of_other_commands_are_told_in_one_line(
         *trains_vision(capsys, "toyimages", "torchvision:resnet_18", "--devices=cpu", "--out", str(tmp_path / "runs")),
     )
     told_one_line(
+        "'fasterrcnn_resnet50_fpn' of torchvision .* is no classifier of images; ",
+        *trains_vision(capsys, "toyimages", "torchvision:fasterrcnn_resnet50_fpn", "--out", str(tmp_path / "runs")),
+    )
+    told_one_line(
         "may be for texts or for images; expected the data set",
         *run_command(plan.command, capsys, "--model", f"hf:{bert}", "--out", str(tmp_path / "plan")),
     )

@@ -102,6 +102,15 @@ def test_a_key_of_another_stage(tmp_path: Path, capsys: pytest.CaptureFixture[st
     told_one_line("it is not the key of stage 1 of this line", *ran(line, 1, capsys, key))
 
 
+def test_what_needs_no_data_is_told_before_any_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = text_line(tmp_path, "lstm", 2)
+    shutil.rmtree(tmp_path / "data")
+    values = document.parse(line.read_text(encoding="utf-8"), source=str(line))
+    line.write_text(json.dumps({**values, "resume": str(tmp_path / "nowhere")}), encoding="utf-8")
+    told_one_line("nowhere: ", *ran(line, 0, capsys))
+    told_one_line("it is not the key of stage 0 of this line", *ran(line, 0, capsys, f"--key={key_path(tmp_path, 1)}"))
+
+
 def test_the_same_stage_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = text_line(tmp_path, "lstm", 2)
     folder = place_of(line, 1).folder

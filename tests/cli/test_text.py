@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import os
 import re
 import subprocess
 import sys
@@ -464,6 +465,19 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest
     code, _, err = leaves(capsys, "toynews", "lstm", "--out", str(tmp_path / "file"), *SMALL)
     assert code == 2
     assert "choose another --out" in err.splitlines()[-1]
+
+
+def test_what_may_not_be_written_is_told_before_any_data_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a large data set minutes were lost."""
+    (tmp_path / "file").write_text("")
+    given = ["agnews", "lstm", "--data-root", str(tmp_path / "nowhere"), *SMALL, "--out"]
+    assert "out: cannot use" in leaves(capsys, *given, str(tmp_path / "file"))[2]
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert "nothing may be written in" in leaves(capsys, *given, str(tmp_path / "a" / "b"))[2]
+    assert not (tmp_path / "a").exists()
+    assert "nothing may" not in leaves(capsys, *given, str(tmp_path / "a"), "--resume", str(tmp_path))[2]
 
 
 @pytest.mark.slow

@@ -119,6 +119,7 @@ def test_a_file_that_is_none_is_told_in_one_line(text: str, tmp_path: Path) -> N
     with pytest.raises(ConfigError, match=r"line\.yaml") as error:
         read_line(path)
     assert "\n" not in str(error.value)
+    assert "LineFile" not in str(error.value), "a class of ours is nothing to its reader"
 
 
 def test_a_file_that_is_not_there_or_a_folder_is_told(tmp_path: Path) -> None:

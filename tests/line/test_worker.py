@@ -11,6 +11,7 @@ from torch import nn
 
 from pipeal import AE, AL, ENC
 from pipeal.core.errors import DataError
+from pipeal.line.feed import Feed, FeedPosition
 from pipeal.line.items import BATCH, DECODER, Item
 from pipeal.line.line_file import read_line
 from pipeal.line.stage_run import StageRun
@@ -29,12 +30,32 @@ def items_of_stage_0(line: Path, count: int) -> list[Item]:
     run.place.folder.mkdir()
     run._emit = found.append  # type: ignore[assignment, method-assign]
     with run._open:
-        run._begin_feed(run._read())
+        run._begin_feed(run._read(None))
         assert run._feed is not None
         items = run._feed.items()
         while len(found) < count:
             run._step(items)
     return found
+
+
+def test_how_many_batches_there_are_is_known_wherever_the_feed_goes_on(tmp_path: Path) -> None:
+    """Symptom: a first stage that was started again behind its last batch told of "12" batches, not of "12 of 12"."""
+    line = text_line(tmp_path, "lstm", 2, "train.epochs=2")
+    run = StageRun(read_line(line), 0, place_of(line, 0), StopRequest())
+    run.place.folder.mkdir()
+    with run._open:
+        run._begin_feed(run._read(None))
+        feed: Any = run._feed
+        totals = []
+        for item in feed.items():
+            position = FeedPosition.of(feed.position.state())
+            again = Feed(feed.experiment, feed._config, item, position)
+            next(again.items(), None)
+            totals.append((feed.total, again.total))
+    assert feed.total == feed.position.batches
+    begun = totals.index((feed.total, feed.total))
+    assert totals[begun:] == [(feed.total, feed.total)] * (len(totals) - begun)
+    assert begun <= 2, "but for the first item, before which nothing is known"
 
 
 def test_items_that_do_not_belong_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

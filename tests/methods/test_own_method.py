@@ -193,6 +193,15 @@ def test_options_need_not_be_of_keywords_alone(monkeypatch: pytest.MonkeyPatch) 
         made_by(monkeypatch, 2, optimizr=None)
 
 
+def test_a_method_without_what_makes_its_layers_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, "own", Method("own", "Own", "own form", ()))  # type: ignore[misc]
+    with pytest.raises(ConfigError, match=r"the method own has no module pipeal\.methods\.own; expected one with"):
+        make_layers("own", None)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "pipeal.methods.own", ModuleType("pipeal.methods.own"))
+    with pytest.raises(ConfigError, match=r"pipeal\.methods\.own: found no make_layers\(\), which makes the layers of"):
+        make_layers("own", None)  # type: ignore[arg-type]
+
+
 def test_a_loss_without_a_name_is_told_at_the_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Symptom: ValueError of zip(), after the first epoch."""
     made_by(monkeypatch, 2)[0](*BATCHES[0])
