@@ -54,12 +54,23 @@ GRACE_S = 60.0
 """How long a thread that was told to stop may take to be gone, on a busy machine too."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+_COLLECTED = pytest.StashKey[frozenset[str]]()
+
+
+@pytest.hookimpl(tryfirst=True)  # before those are gone that are not asked for
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests marked ``cuda`` skip where there is no such device."""
+    config.stash[_COLLECTED] = frozenset(item.nodeid for item in items)
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("cuda"):
                 item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture
+def collected(request: pytest.FixtureRequest) -> frozenset[str]:
+    """The tests that there are where this session looks, asked for or not, by their ids."""
+    return request.config.stash[_COLLECTED]
 
 
 def engine_threads() -> set[threading.Thread]:
