@@ -23,6 +23,7 @@ from pipeal.data.images.decode import BrokenImageError, decode
 from pipeal.engine.state.layer_state import State
 from pipeal.methods.al import ALPackage
 from pipeal.models.imported import text_limits
+from pipeal.reporting.page import is_run, runs_in
 from pipeal.run.build import Models
 from pipeal.run.build_language import LanguageModels
 from pipeal.run.build_text import TextModels, numbered
@@ -112,9 +113,7 @@ def load_trained(path: Path) -> Trained:
     is_checkpoint = run_of(path) is not None
     folder = named.parents[1] if is_checkpoint else path
     if not CONFIG.at(folder).is_file():
-        forms = sorted(found.parent for found in folder.glob(f"*/{CONFIG.name}"))
-        hint = f"it compares several; name {' or '.join(map(str, forms))}" if forms else "name the folder of a run"
-        raise DataError(f"{folder}: no run of one form; {hint}")
+        raise _no_run(folder)
     # What the forms of a comparison have in common lies above them.
     homes = (folder, folder.resolve().parent)
     found = next(((kind, home) for home in homes for kind in _KINDS if kind.at(home).is_file()), None)
@@ -131,6 +130,19 @@ def load_trained(path: Path) -> Trained:
     resumed.load_into(layers)
     package = ALPackage(layers).eval()
     return Trained(folder, config, models, package, classes, read, checkpoint, resumed.states, resumed.position.where)
+
+
+def _no_run(folder: Path) -> DataError:
+    """What a folder without ``config.yaml`` is, and what to name instead."""
+    if is_run(folder):
+        forms = sorted(str(found.parent) for found in folder.glob(f"*/{CONFIG.name}"))
+        if not forms:
+            return DataError(f"{folder}: {CONFIG.name} is missing, which a run writes when it begins")
+        hint = f"it compares several; name {' or '.join(forms)}"
+    else:
+        within = runs_in(folder) if folder.is_dir() else []
+        hint = f"it holds runs; name one, such as {within[0]}" if within else "name the folder of a run"
+    return DataError(f"{folder}: no run of one form; {hint}")
 
 
 def _checkpoint(folder: Path, named: Path | None) -> Checkpoint:

@@ -17,6 +17,7 @@ from pipeal.cli.export import FORMS, command
 from pipeal.run import export as exports
 from pipeal.run.trained import Trained, load_trained
 from tests.cli.running import run_command, told_one_line
+from tests.training.run_folders import make_run
 
 SMALL = ("--devices=cpu", "--epochs=1", "--set=engine.threads=1", "--set=train.precision=fp32")
 OF_TEXTS = ("--set=model.embedding_dim=8", "--set=model.x_hid=8", "--set=model.y_hid=8", "--max-len=8")
@@ -219,6 +220,19 @@ def test_a_mistake_is_one_line(run: Path, tmp_path: Path, capsys: pytest.Capture
     (run / "checkpoints").rename(run / "gone")
     refused("no checkpoint; train until the first one is written", str(run), "--to=safetensors")
     assert not (run / "model.safetensors").exists()
+
+
+def test_a_folder_without_a_configuration_is_told_as_what_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder of unrelated runs was said to compare them, and of a run it was not said what it lacks."""
+    for name in ("a", "b"):
+        make_run(tmp_path / name)
+    line = rf"no run of one form; it holds runs; name one, such as {tmp_path / 'a'}$"
+    told_one_line(line, *leaves(capsys, str(tmp_path), "--to=safetensors"))
+    (tmp_path / "a" / "config.yaml").unlink()
+    line = r"a: config\.yaml is missing, which a run writes when it begins"
+    told_one_line(line, *leaves(capsys, str(tmp_path / "a"), "--to=safetensors"))
 
 
 def test_the_command_offers_what_there_is() -> None:
