@@ -195,6 +195,9 @@ def test_a_checkpoint_may_be_named(run: Path, capsys: pytest.CaptureFixture[str]
     assert leaves(capsys, str(step), "--to=safetensors")[0] == 0
     with safe_open(run / "model.safetensors", "pt") as file:
         assert file.metadata()["checkpoint"] == step.name
+    # One that is not there was called bad.
+    line = f"there is no checkpoint .*step-0000099; there are: {step.name}$"
+    told_one_line(line, *leaves(capsys, str(step.with_name("step-0000099")), "--to=safetensors"))
 
 
 def test_a_run_of_an_earlier_version_has_no_names_of_classes(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -170,7 +170,7 @@ def read_manifest(path: Path) -> Checkpoint:
     """The checkpoint in a folder by its manifest; its files are not looked at.
 
     Raises:
-        DataError: The manifest is not as it was written.
+        DataError: There is no such folder, or the manifest is not as it was written.
     """
     try:
         whole = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
@@ -184,7 +184,10 @@ def read_manifest(path: Path) -> Checkpoint:
     except DataError:
         raise
     except FileNotFoundError:
-        raise _bad(path, f"{_MANIFEST} is missing") from None
+        if path.exists():
+            raise _bad(path, f"{_MANIFEST} is missing") from None
+        others = ", ".join(sorted(other.name for other in path.parent.glob("step-*"))) or "none"
+        raise DataError(f"there is no checkpoint {path}; there are: {others}") from None
     except OSError as error:
         raise _bad(path, f"{_MANIFEST} cannot be read: {error.strerror or error}") from error
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
