@@ -200,6 +200,25 @@ def test_a_checkpoint_may_be_named(run: Path, capsys: pytest.CaptureFixture[str]
     told_one_line(line, *leaves(capsys, str(step.with_name("step-0000099")), "--to=safetensors"))
 
 
+@pytest.mark.parametrize("out", ["config.yaml", "checkpoints", "checkpoints/step-000000001", "stall-1.txt", "../bp/hf"])
+@pytest.mark.parametrize("named", ["al", "al/checkpoints/step-000000001"])
+def test_what_training_left_is_never_replaced(
+    out: str, named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With --force a run lost its configuration, and its checkpoints got a file that is none of theirs."""
+    monkeypatch.setattr(exports, "load_trained", lambda _: pytest.fail("it was loaded"))
+    for form in ("al", "bp"):
+        step = make_run(tmp_path / "run" / form) / "checkpoints" / "step-000000001"
+        step.mkdir(parents=True)
+    (tmp_path / "run" / "asked.yaml").touch()
+    before = sorted(tmp_path.rglob("*"))
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    place = tmp_path / "link" / "al" / out
+    refused = leaves(capsys, str(tmp_path / "run" / named), "--to=safetensors", f"--out={place}", "--force")
+    told_one_line("the run's own; name another --out", *refused)
+    assert sorted(path for path in tmp_path.rglob("*") if path.name != "link") == before
+
+
 def test_a_run_of_an_earlier_version_has_no_names_of_classes(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (run / "classes.json").unlink()
     assert leaves(capsys, str(run), "--to=safetensors")[0] == 0
