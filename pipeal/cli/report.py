@@ -34,6 +34,9 @@ def command(folders: tuple[str, ...], out: str | None) -> None:
     if path.name in ("", "..") or os.path.isdir(path):
         raise ConfigError(f"--out: {path} is a folder; name a file, such as {path / 'report.html'}")
     write_report(list(runs.values()), path)
+    for run in runs.values():
+        for line in run.missing:
+            click.echo(f"pipeal: {run.name}: {' '.join(line.split())}", err=True)
     click.echo(path)
 
 

@@ -130,6 +130,34 @@ def test_an_unfinished_run_has_a_page_without_an_error(
     assert look(run / "report.html")[1] == []
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "line"),
+    [
+        ("summary.json", None, "not there; a run writes it when it ends"),
+        ("epochs.csv", None, "not there; a run adds a row after each epoch"),
+        ("config.yaml", None, "not there; a run writes it when it begins"),
+        ("config.yaml", "a: [", "cannot be read: "),
+        ("status.json", '{"status": "fin', "cannot be read: "),
+    ],
+)
+def test_what_the_page_lacks_is_told_at_the_terminal(
+    name: str, content: str | None, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The page named what was missing, but for a cut status; the command said that all is well."""
+    run = make_run(tmp_path / "run")
+    (run / "asked.yaml").write_text((run / "config.yaml").read_text())
+    tell(run, "finished")
+    assert run_command(report.command, capsys, str(run)) == (0, f"{run / 'report.html'}\n", "")
+    (run / name).unlink()
+    if content is not None:
+        (run / name).write_text(content)
+    code, out, err = run_command(report.command, capsys, str(run))
+    assert (code, out) == (0, f"{run / 'report.html'}\n")
+    assert err.startswith(f"pipeal: run: {name}: {line}")
+    assert err.count("\n") == 1
+    assert f"{name}: {line}" in (run / "report.html").read_text()
+
+
 def test_the_page_lies_in_the_run_or_of_several_runs_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

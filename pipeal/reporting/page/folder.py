@@ -57,18 +57,19 @@ def read_runs(folder: Path) -> list[Run]:
             hint = f"it holds {len(within)}, such as {within[0]}" if within else "name a folder with one"
             raise DataError(f"{folder}: no run: it has no {', '.join(MARKS[:-1])} or {MARKS[-1]}; {hint}")
         absolute = folder.resolve()
-        whole = _read_status(absolute)
+        missing: list[str] = []
+        whole = _read_status(absolute, missing)
         forms = _forms_in(absolute)
         if forms:
             asked = value_at(_mapping(ASKED.at(absolute), []), "train.methods")
             # As its tables have them: methods in their order, then those that are spread over devices.
             order = asked if isinstance(asked, list) else [*METHODS]
             forms.sort(key=lambda form: order.index(form) if form in order else len(order))
-            found = [_read(absolute / form, f"{absolute.name}/{form}", whole) for form in forms]
+            found = [_read(absolute / form, f"{absolute.name}/{form}", whole, missing) for form in forms]
             return found if all(map(_has_ended, found)) else [_apart(run) for run in found]
         if _FORM.fullmatch(absolute.name) and is_run(absolute.parent):
             return [run for run in read_runs(absolute.parent) if run.folder == absolute]
-        return [_read(absolute, absolute.name, whole)]
+        return [_read(absolute, absolute.name, whole, missing)]
 
 
 def _is_listed(folder: Path) -> bool:
@@ -110,11 +111,12 @@ def _has_ended(run: Run) -> bool:
     return asked is not None and done >= asked and bool(run.summary)
 
 
-def _read(folder: Path, name: str, whole: Status | None) -> Run:
-    """Reads one form; ``whole`` is the status of the run that it is a part of, or None."""
-    missing: list[str] = []
-    begun = CONFIG.at(folder).exists() or not ASKED.at(folder).exists()
-    config = _mapping((CONFIG if begun else ASKED).at(folder), missing, "a run writes it when it begins")
+def _read(folder: Path, name: str, whole: Status | None, missing: Sequence[str]) -> Run:
+    """Reads one form; ``whole`` is the status of the run that it is a part of, or None; ``missing`` that run lacks."""
+    missing = [*missing]
+    config = _mapping(CONFIG.at(folder), missing, "a run writes it when it begins")
+    if not CONFIG.at(folder).exists() and ASKED.at(folder).exists():
+        config = _mapping(ASKED.at(folder), missing)
     summary = _mapping(SUMMARY.at(folder), missing, "a run writes it when it ends")
     exits = _mapping(EXITS.at(folder), missing) if EXITS.at(folder).exists() else {}
     rows: list[EpochRow] = []
@@ -127,10 +129,10 @@ def _read(folder: Path, name: str, whole: Status | None) -> Run:
     return Run(folder, name, whole, config, summary, rows, exits, tuple(missing))
 
 
-def _read_status(folder: Path) -> Status | None:
-    """The status that a folder tells; None if it tells none."""
+def _read_status(folder: Path, missing: list[str]) -> Status | None:
+    """The status that a folder tells; None if it tells none, which runs of earlier versions do not."""
     path = STATUS.at(folder)
-    return _told_status(_mapping(path, []), folder) if path.exists() else None
+    return _told_status(_mapping(path, missing), folder) if path.exists() else None
 
 
 def _mapping(path: Path, missing: list[str], why: str = "") -> Mapping[str, Any]:
