@@ -40,7 +40,9 @@ def command(run: str, inputs: tuple[str, ...], file: str | None, exit_at: int | 
 
     asked = file == "-" and sys.stdin.isatty()  # each line is answered when it is there
     given: Iterable[str] = inputs if file is None else _lines(file)
+    is_empty = True
     for answer in answers(load_trained(Path(run)), given, exit_at, at_once=1 if asked else AT_ONCE):
+        is_empty = False
         label, probability = answer.label, answer.probabilities[answer.label]
         if as_json:
             told = {"input": answer.given, "label": label, "probability": probability}
@@ -48,6 +50,8 @@ def command(run: str, inputs: tuple[str, ...], file: str | None, exit_at: int | 
         else:
             line = f"{label}\t{probability:.4f}\t{' '.join(answer.given.split())}"
         click.echo(line)
+    if is_empty:
+        raise ConfigError(f"--file {file}: expected an input in each line; found none")
 
 
 def _lines(file: str) -> Iterator[str]:

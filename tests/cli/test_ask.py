@@ -80,6 +80,9 @@ def test_a_mistake_is_one_line(run: Path, tmp_path: Path, capsys: pytest.Capture
     refused("expected the folder of a run", "", GOOD)
     refused("--exit: found 3, but the model in .* has 2, counted from 1", str(run), GOOD, "--exit=3")
     refused("cannot read .*none.txt: No such file", str(run), f"--file={tmp_path / 'none.txt'}")
+    for content in "", "\n \n":  # without a word it ended well
+        (tmp_path / "empty.txt").write_text(content)
+        refused("--file .*empty.txt: expected .* found none", str(run), f"--file={tmp_path / 'empty.txt'}")
     (tmp_path / "latin.txt").write_bytes("schön".encode("latin-1"))
     refused("latin.txt, line 1: byte 0xf6 .* is not UTF-8", str(run), f"--file={tmp_path / 'latin.txt'}")
 
