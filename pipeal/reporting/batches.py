@@ -109,8 +109,15 @@ def _draw_padding(axes: Axes, padding: dict[str, float]) -> None:
         wasted = share / (1 - share)
         axes.bar(place, 1, 0.6, color=_TOKENS, label=None if place else "tokens")
         axes.bar(place, wasted, 0.6, bottom=1, color=_PADDING, label=None if place else "padding")
-        axes.annotate(f"{share:.1%} padding", (place, 1 + wasted), (0, 3), ha="center", textcoords="offset points")
+        axes.annotate(
+            f"{share:.1%} padding",
+            (place, 1 + wasted),
+            (0, 4),
+            ha="center",
+            textcoords="offset points",
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},  # over a line of the grid
+        )
     axes.set_xticks(range(len(padding)), padding)
-    axes.margins(x=0.15, y=0.12)
-    axes.legend(loc="lower center", **LEGEND)
+    axes.margins(x=0.15, y=0.3)  # above the bars is room for the legend
+    axes.legend(loc="upper center", ncols=2, **LEGEND)
     finish(axes, "what is computed, over what is read", "", grid="y")

@@ -18,10 +18,12 @@ from pipeal.training.row import EpochRow
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Style: TypeAlias = Literal["-", "--", ":", "-."]
+Style: TypeAlias = Literal["-", "--", ":"]
 _WHOLE = "end to end"
 _MARKED = 15
-"""Points of a line up to which each has a dot."""
+"""Points of a line up to which each has a mark."""
+_MARKS: Mapping[Style, str] = {"-": "o", "--": "s", ":": "^"}
+"""By the style of their line."""
 _MOST_LAYERS = 32
 """Layers of one run in a picture: the colours of more could not be told apart."""
 _MOST_RUNS = 4
@@ -41,7 +43,7 @@ class Line:
     Attributes:
         label: What the legend calls it.
         colour: As CSS has it.
-        style: As matplotlib has it: ``-``, ``--``, ``:``, ``-.``.
+        style: As matplotlib has it: ``-``, ``--`` or ``:``.
         points: ``(x, mean, least, most)`` over the turns, with x growing; all of them can be drawn.
     """
 
@@ -49,6 +51,21 @@ class Line:
     colour: str
     style: Style
     points: Sequence[tuple[float, float, float, float]] = ()
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether each of its points has a mark."""
+        return len(self.points) <= _MARKED
+
+    def look(self, *, marked: bool) -> dict[str, Any]:
+        """How matplotlib draws it; one point shows no style, so each style has a mark of its own."""
+        return {
+            "color": self.colour,
+            "linestyle": self.style,
+            "marker": _MARKS[self.style] if marked else "",
+            "markersize": 3.6,
+            "markerfacecolor": self.colour if self.style == "-" else "white",
+        }
 
 
 @dataclass(frozen=True)
@@ -74,7 +91,7 @@ class Panel:
 
         Args:
             axes: Where.
-            tips: Whether it is for a page, in which dots tell their values.
+            tips: Whether it is for a page, in which marks tell their values.
         """
         from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
@@ -85,15 +102,9 @@ class Panel:
             return
         for line in self.lines:
             xs, ys, low, high = zip(*line.points, strict=True)
-            look: dict[str, Any] = {
-                "color": line.colour,
-                "markersize": 3.6,
-                "markerfacecolor": line.colour if line.style == "-" else "white",
-            }
-            marker = "o" if len(xs) <= _MARKED else ""
-            axes.plot(xs, ys, linestyle=line.style, linewidth=1.7, marker="" if tips else marker, **look)
-            for x, y in zip(xs, ys, strict=True) if tips and marker else ():
-                axes.plot(x, y, marker=marker, gid=f"tip {self._tick(y)} at {x:.6g}", **look)
+            axes.plot(xs, ys, linewidth=1.7, **line.look(marked=line.is_marked and not tips))
+            for x, y in zip(xs, ys, strict=True) if tips and line.is_marked else ():
+                axes.plot(x, y, gid=f"tip {self._tick(y)} at {x:.6g}", **line.look(marked=True))
             if low != high:
                 axes.fill_between(xs, low, high, color=line.colour, alpha=0.15, linewidth=0)
         points = [point for line in self.lines for point in line.points]
@@ -106,7 +117,8 @@ class Panel:
         if self.x == "epoch":
             axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         elif min(x for x, *_ in points) >= 0:
-            axes.set_xlim(left=0)
+            # The margin of its own is a share of what lies between the points, which may be next to nothing.
+            axes.set_xlim(0, 1.05 * max(x for x, *_ in points) or None)
 
     def svg(self) -> str:
         """It alone, for a page."""
@@ -155,7 +167,8 @@ def draw_curves(
         axes = figure.add_subplot(place)
         panel.draw(axes)
         if panel.lines and panel is not measured[1]:  # which has the lines of the one beside it
-            handles = [Line2D([], [], color=key.colour, linestyle=key.style, label=key.label) for key in panel.keys]
+            marked = any(line.is_marked for line in panel.lines)
+            handles = [Line2D([], [], label=key.label, **key.look(marked=marked)) for key in panel.keys]
             axes.legend(handles=handles, loc="best", ncols=1 + (len(handles) > 6), **LEGEND)
     save(figure, path)
 

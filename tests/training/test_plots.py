@@ -3,12 +3,15 @@
 import math
 import threading
 import warnings
+from collections import Counter
+from dataclasses import replace
 
 import matplotlib
+import numpy as np
 import pytest
 from matplotlib import image
 
-from pipeal.reporting import plots
+from pipeal.reporting import batches, plots
 from pipeal.reporting.plots import draw_curves, measure_panels
 from pipeal.training.metric import ACCURACY
 from pipeal.training.row import EpochRow
@@ -72,6 +75,38 @@ def test_every_loss_of_every_form_has_a_panel(monkeypatch, tmp_path):
         "AL: associated": layers, "AL: autoencoder": layers, "BP: loss, end to end": ["end to end"],
         "InfoPro: one": layers, "InfoPro: two": layers, "InfoPro: three": layers,
     }  # fmt: skip
+
+
+def test_of_one_epoch_each_kind_of_sample_has_a_mark_that_the_legend_has_and_none_is_cut(monkeypatch, tmp_path):
+    """Training and held-out samples had the same ring, in the legend only lines, and the right edge cut the last."""
+    figures = []
+    monkeypatch.setattr(plots, "save", lambda figure, path: figures.append(figure))
+    rows = [replace(row, held_acc=0.7) for row in run(1)]
+    late = [replace(row, train_time=10.4) for row in rows]
+    draw_curves({"AL": rows, "BP": late}, tmp_path / "curves.png", "title")
+    epochs, time, *_ = figures[0].axes
+    marks = [line.get_marker() for line in epochs.lines]
+    assert len({*marks[:3]}) == 3
+    assert marks[:3] == marks[3:]
+    assert [handle.get_marker() for handle in epochs.get_legend().get_lines()[2:]] == marks[:3]
+    figures[0].draw_without_rendering()
+    last = time.transData.transform((10.4, 0.9))[0]
+    assert last + 10 < time.get_window_extent().x1
+
+
+@pytest.mark.parametrize("share", [0.02, 0.7])
+def test_the_legend_lies_over_no_bar_and_a_grid_line_through_no_figure(share, monkeypatch, tmp_path):
+    figures = []
+    monkeypatch.setattr(batches, "save", lambda figure, path: figures.append(figure))
+    lengths = np.arange(1, 50)
+    batches.Batches(Counter({(16, 30): 20, (8, 49): 5}), lengths).draw(tmp_path / "batches.png", "title", share)
+    figures[0].draw_without_rendering()
+    axes = figures[0].axes[2]
+    legend = axes.get_legend().get_window_extent()
+    for artist in (*axes.patches, *axes.texts):
+        assert not legend.overlaps(artist.get_window_extent()), artist
+    for text in axes.texts:
+        assert text.get_bbox_patch().get_facecolor() == (1, 1, 1, 1)
 
 
 def test_ten_runs_have_ten_colours_and_test_samples_alone():
