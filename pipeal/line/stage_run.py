@@ -130,7 +130,9 @@ class StageRun:
             if saved is not None and self._is_over(saved.state):
                 _log.info(f"stage {self.number} had done its part before; to begin the line again, remove its folder")
                 return
-            experiment = self._read(saved) if self.number == 0 else None
+            if self.number == 0 and saved is None and self.line.resume is not None:
+                end_of_epoch(Path(self.line.resume))  # told before any data is read
+            experiment = self._read() if self.number == 0 else None
             if saved is not None:
                 self._take_up(saved, experiment)
             elif experiment is not None:
@@ -172,9 +174,7 @@ class StageRun:
         self._neighbours.connect(self._done, self._retained)
         self._neighbours.stop(why)
 
-    def _read(self, saved: Checkpoint | None) -> Experiment:
-        if saved is None and self.line.resume is not None:
-            end_of_epoch(Path(self.line.resume))  # told before any data is read
+    def _read(self) -> Experiment:
         config = load_config(self._schema, values=self.line.config)
         return self._kind.read(config)
 

@@ -30,7 +30,7 @@ def items_of_stage_0(line: Path, count: int) -> list[Item]:
     run.place.folder.mkdir()
     run._emit = found.append  # type: ignore[assignment, method-assign]
     with run._open:
-        run._begin_feed(run._read(None))
+        run._begin_feed(run._read())
         assert run._feed is not None
         items = run._feed.items()
         while len(found) < count:
@@ -44,7 +44,7 @@ def test_how_many_batches_there_are_is_known_wherever_the_feed_goes_on(tmp_path:
     run = StageRun(read_line(line), 0, place_of(line, 0), StopRequest())
     run.place.folder.mkdir()
     with run._open:
-        run._begin_feed(run._read(None))
+        run._begin_feed(run._read())
         feed: Any = run._feed
         totals = []
         for item in feed.items():
