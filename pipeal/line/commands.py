@@ -17,7 +17,7 @@ from pipeal.core.names import FILE
 from pipeal.engine.devices.allocator import keep_freed_memory
 from pipeal.line.beginning import check_config, end_of_epoch
 from pipeal.line.failures import Failures
-from pipeal.line.line_file import key_path, keys_of, make_line, read_line
+from pipeal.line.line_file import key_path, make_line, read_line
 from pipeal.line.stage_run import Place, StageRun
 from pipeal.line.status import read_status, status_table
 from pipeal.reporting.page import read_runs
@@ -137,7 +137,6 @@ def run(*, file: str, stage: int, key: str | None, folder: str | None, run_folde
         Path(key) if key is not None else key_path(path.parent, stage),
         Path(run_folder) if run_folder is not None else path.parent / "run",
     )
-    keys_of(line, place.key, stage, stage - 1 if stage else 1)  # told before any data is read
     keep_freed_memory()
     _allow_all_files()
     with refusals_told(f"{place.folder}: cannot be made", "; name another --folder"):

@@ -61,13 +61,13 @@ _LONGEST = " " * 100
 _DEEPEST = 50
 """So many collections one within the other may be in an item."""
 
+_MOST_PLACES = 1 << 48
+
 _MOST_DIMENSIONS = 64
 """As in PyTorch."""
 
 _LONGEST_LAYOUT = 100 + _MOST_DIMENSIONS * 2 * 20
-"""Characters that say what a tensor is."""
-
-_MOST_PLACES = 1 << 48
+"""At most so many characters say what a tensor is."""
 
 
 @dataclass(frozen=True)
@@ -96,13 +96,14 @@ class Packed:
         kind: Of the item.
         facts: Likewise.
         form: Of its tree.
-        tensors: Of the tree in order, on the CPU; never written to.
+        parts: Of the tensors in order, on the CPU, and never written to: those without gaps; of others the layout and
+            the row that travels, and no more, which counts where many items are kept.
     """
 
     kind: str
     facts: Mapping[str, Any]
     form: Form
-    tensors: Sequence[Tensor]
+    parts: Sequence[Tensor | tuple[Layout, Tensor]]
 
     @classmethod
     def of(cls, item: Item) -> Packed:
@@ -113,7 +114,7 @@ class Packed:
                 or what there is beside the elements is too long for a head.
         """
         form, found = taken_apart(_with_marks(item.tree))
-        packed = cls(item.kind, dict(item.facts), form, [tensor.detach().to("cpu") for tensor in found])
+        packed = cls(item.kind, dict(item.facts), form, [_part(tensor.detach().to("cpu")) for tensor in found])
         # Whatever would be refused where it arrives is told here.
         _check_facts(item.kind, item.facts)
         has_short_head = _check_form(item.kind, json.dumps(form), len(found))
@@ -122,35 +123,38 @@ class Packed:
             packed_head([_LONGEST, *packed.head()])
         return packed
 
-    @cached_property
     def item(self) -> Item:
-        """The item, in memory that it shares."""
-        return Item(self.kind, self.facts, _without_marks(put_together(self.form, self.tensors, plain=True)))
+        """The item, in memory that it may share with :attr:`parts`."""
+        return self._kept if self.is_plain else self._made()
+
+    @cached_property
+    def _kept(self) -> Item:
+        return self._made()
+
+    def _made(self) -> Item:
+        tensors = [part if isinstance(part, Tensor) else unflat(*part) for part in self.parts]
+        return Item(self.kind, self.facts, _without_marks(put_together(self.form, tensors, plain=True)))
 
     @cached_property
     def is_plain(self) -> bool:
-        """Whether its tensors travel as they lie in memory."""
-        return all(
-            tensor.layout is torch.strided and not tensor.is_quantized and tensor.is_contiguous()
-            for tensor in self.tensors
-        )
+        """Whether no tensor has gaps."""
+        return all(isinstance(part, Tensor) for part in self.parts)
 
     @cached_property
     def flats(self) -> Sequence[tuple[Layout, Tensor]]:
         """The layouts of the tensors, and what of them travels."""
-        return [flat(tensor) for tensor in self.tensors]
+        return [flat(part) if isinstance(part, Tensor) else part for part in self.parts]
 
     @property
     def size(self) -> int:
         """Bytes of its tensors, as they travel."""
-        return sum(row.nbytes for row in (self.tensors if self.is_plain else (row for _, row in self.flats)))
+        return sum(part.nbytes if isinstance(part, Tensor) else part[1].nbytes for part in self.parts)
 
     @property
     def largest(self) -> int:
         """Bytes that the largest of its tensors reaches over, there where it arrives."""
-        if self.is_plain:
-            return max((tensor.nbytes for tensor in self.tensors), default=0)
-        return max((_bytes(layout) for layout, _ in self.flats), default=0)
+        sizes = (part.nbytes if isinstance(part, Tensor) else _bytes(part[0]) for part in self.parts)
+        return max(sizes, default=0)
 
     def head(self) -> list[Any]:
         """All but the tensors, as JSON."""
@@ -201,9 +205,8 @@ class Packed:
             whole = row.view(torch.uint8).numpy()
             for begin in range(0, len(whole), FRAME_BYTES):
                 whole[begin : begin + FRAME_BYTES] = next(left).buffer
-        tensors = [unflat(layout, row) for layout, row in zip(layouts, rows, strict=True)]
-        arrived = cls(kind, facts, form, tensors)
-        _check_tree(kind, arrived.item.tree)
+        arrived = cls(kind, facts, form, list(map(_part_of, layouts, rows)))
+        _check_tree(kind, arrived.item().tree)
         return arrived
 
     def state(self) -> dict[str, Any]:
@@ -214,7 +217,18 @@ class Packed:
     def of_state(cls, state: Mapping[str, Any]) -> Packed:
         """What :meth:`state` gave."""
         kind, facts, form, layouts = state["head"]
-        return cls(kind, facts, form, [unflat(*pair) for pair in zip(layouts, state["rows"], strict=True)])
+        return cls(kind, facts, form, list(map(_part_of, layouts, state["rows"])))
+
+
+def _part(tensor: Tensor) -> Tensor | tuple[Layout, Tensor]:
+    """What is kept of a tensor; raises as :func:`flat`."""
+    is_plain = tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
+    return tensor if is_plain and tensor.is_contiguous() else flat(tensor)
+
+
+def _part_of(layout: Layout, row: Tensor) -> Tensor | tuple[Layout, Tensor]:
+    """The same of one that has come."""
+    return unflat(layout, row) if layout[2] is None else (layout, row)
 
 
 _THIN = "thin"
@@ -270,14 +284,14 @@ def _is(value: Any, expected: type) -> bool:
     return isinstance(value, expected)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)
 def _check_form(kind: str, text: str, count: int) -> bool:
     """Looks at the form, as JSON, of a tree of so many tensors; says whether its head is short, whatever their shapes.
 
     That of a batch mostly is that of the one before.
     """
     form = json.loads(text)
-    _check_depth(form)
+    _check_depth([form])  # there, it is looked at beside the facts
     _check_tree(kind, _without_marks(put_together(form, [torch.empty(0)] * count, plain=True)))
     return len(text) + count * _LONGEST_LAYOUT < HEAD_BYTES // 2
 

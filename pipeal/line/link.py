@@ -97,7 +97,6 @@ class End(threading.Thread, ABC):
         self.failure: BaseException | None = None
         self.context = zmq.Context()
         self._wake_in, self._wake_out = socketpair()
-        self._wake_in.setblocking(False)
         self._waking = threading.Lock()
         self._is_woken, self._words = False, deque[list[Any]]()
         self._closing, self._told = threading.Event(), threading.Event()
@@ -132,8 +131,8 @@ class End(threading.Thread, ABC):
 
     def _wake(self) -> None:
         if not self._is_woken:
-            self._is_woken = True
             self._wake_out.send(b"!")
+            self._is_woken = True
 
     def stop(self, why: str) -> None:
         """From any thread: has the neighbour end, and all beyond it, as soon as it is there."""
@@ -190,10 +189,6 @@ class End(threading.Thread, ABC):
 
     def speak(self) -> None:
         """Says what there is to say."""
-        if self._is_woken:
-            with self._waking:
-                self._wake_in.recv(1)
-                self._is_woken = False
         while self._words:
             self.send(self._words.popleft())
         if self._stopping is not None and self.connected and not self._told.is_set():
@@ -215,6 +210,10 @@ class End(threading.Thread, ABC):
                     self._hear_of(recv_monitor_message(found), self._monitors.index(found))
                 elif found in self._sockets:
                     self._receive(found)
+                else:
+                    with self._waking:
+                        self._wake_in.recv(64)
+                        self._is_woken = False
             self.speak()
             self._look()
         self.speak()  # the last words

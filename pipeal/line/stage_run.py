@@ -33,7 +33,7 @@ from pipeal.line.beginning import (
 from pipeal.line.failures import Failures
 from pipeal.line.feed import Feed, FeedPosition
 from pipeal.line.items import BEGIN, END, STATE, Item, Packed
-from pipeal.line.line_file import LineFile
+from pipeal.line.line_file import LineFile, keys_of
 from pipeal.line.neighbours import Neighbours, shown
 from pipeal.line.parting import LEFT, PARTED, Partings
 from pipeal.line.retained import Retained
@@ -97,6 +97,7 @@ class StageRun:
         self._worker: StageWorker | None = None
         self._top: Top | None = None
         self._feed: Feed | None = None
+        self._before_line: ResumedTraining | None = None
         self._retained = Retained(line.retain_bytes)
         self._neighbours = Neighbours(line, number, place.key)
         self._done = 0
@@ -130,9 +131,13 @@ class StageRun:
             if saved is not None and self._is_over(saved.state):
                 _log.info(f"stage {self.number} had done its part before; to begin the line again, remove its folder")
                 return
-            if self.number == 0 and saved is None and self.line.resume is not None:
-                end_of_epoch(Path(self.line.resume))  # told before any data is read
-            experiment = self._read() if self.number == 0 else None
+            experiment = None
+            if self.number == 0:
+                # Told before any data is read.
+                keys_of(self.line, self.place.key, 0, 1)
+                if saved is None and self.line.resume is not None:
+                    self._before_line = end_of_epoch(Path(self.line.resume))
+                experiment = self._read()
             if saved is not None:
                 self._take_up(saved, experiment)
             elif experiment is not None:
@@ -195,7 +200,7 @@ class StageRun:
         """The training that the line goes on with, if any."""
         if self.line.resume is None:
             return None
-        found = end_of_epoch(Path(self.line.resume))
+        found = self._before_line or end_of_epoch(Path(self.line.resume))
         require_same_data(experiment, found.facts)
         return found
 
@@ -330,7 +335,7 @@ class StageRun:
         number, packed = found
         if number != self._done:
             raise DataError(f"item {number} came, where item {self._done} was expected; begin the line anew")
-        return packed.item
+        return packed.item()
 
     def _emit(self, item: Item) -> None:
         """Gives an item to the next stage; waits while too many wait for a snapshot there."""

@@ -50,7 +50,7 @@ def make_layers(
     """
     # By name: a method is one line in pipeal.core.methods, and none is imported before it is asked for.
     module = f"{__name__}.{METHODS[method].module}"
-    make = _makes(method, module)
+    make = _maker_in(module, method)
     parameters = [*signature(make).parameters.values()][3:]  # after the network, the rate, the optimizer
     known = [one.name for one in parameters if one.kind in (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)]
     for option in options:
@@ -61,12 +61,12 @@ def make_layers(
     return _told_losses(METHODS[method], make(network, lr, optimizer, **options))
 
 
-def _makes(method: str, name: str) -> Callable[..., Iterable[TrainableLayer]]:
+def _maker_in(name: str, method: str) -> Callable[..., Iterable[TrainableLayer]]:
     """The function of a method's module that makes layers."""
     try:
         module = import_module(name)
     except ModuleNotFoundError as error:
-        if error.name != name:  # one that it imports
+        if not f"{name}.".startswith(f"{error.name}."):  # one that it imports
             raise
         raise ConfigError(f"the method {method} has no module {name}; expected one with make_layers()") from error
     if not callable(make := getattr(module, "make_layers", None)):

@@ -448,11 +448,11 @@ def _of_torchvision(name: str, classes: int, size: int) -> nn.Module:
     known = torchvision.models.list_models(module=torchvision.models)
     if name not in known:
         of = f"of torchvision {torchvision.__version__}"
-        others = "torchvision.models.list_models(module=torchvision.models) has all that are"
+        others = "torchvision.models.list_models(module=torchvision.models) has all that can be, classifiers of images"
         if name in torchvision.models.list_models():
-            raise ConfigError(f"model.name: {name!r} {of} is no classifier of images; {others}")
+            raise ConfigError(f"model.name: {name!r} {of} is none that can be trained here; {others}")
         near = get_close_matches(name.lower(), known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"expected a classifier of images; {others}"
+        hint = f"did you mean {near[0]!r}?" if near else f"{others}"
         raise ConfigError(f"model.name: unknown model {name!r} {of}; {hint}")
     options: dict[str, Any] = {}
     if name.startswith("vit_"):

@@ -29,7 +29,7 @@ from pipeal.reporting.environment import environment
 from pipeal.run.backprop import check_backprop, is_pipelined_bp
 from pipeal.run.build import Experiment
 from pipeal.run.experiment import run_experiment
-from pipeal.run.find_run import require_out
+from pipeal.run.find_run import require_place
 from pipeal.run.followers import OWN, Follower, Kind
 from pipeal.run.opening import engine_options, schedule_of
 from pipeal.run.site import Site
@@ -96,9 +96,8 @@ def carry_out(kind: Kind[Config], config: Config, resume: str, *, retry: bool = 
 
 
 def _read(kind: Kind[Config], config: Config, resume: str) -> Experiment:
-    """The data; but for a run that is named, after a look at where a new one would be written."""
-    if resume in ("auto", "never"):
-        require_out(config.out)
+    """The data, after a look at where a new run would be written."""
+    require_place(config, resume)
     return kind.read(config)
 
 

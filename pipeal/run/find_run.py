@@ -78,8 +78,19 @@ def find_run(config: RunConfig, resume: str) -> RunFolder | None:
     return None
 
 
+def require_place(config: RunConfig, resume: str) -> None:
+    """Tells before any data is read that a new run, if this becomes one, could not be written; raises as
+    :func:`require_out`."""
+    try:
+        may_go_on = resume == "auto" and any(Path(config.out).glob(f"{_name(config)}-*"))
+    except OSError as error:
+        raise _unusable(config, error) from error
+    if resume in ("auto", "never") and not may_go_on:
+        require_out(config.out)
+
+
 def require_out(out: str) -> None:
-    """Tells before any data is read that nothing could be written.
+    """Tells before anything is measured that nothing could be written.
 
     Raises:
         ConfigError: A folder is not one, or this process may not write there.

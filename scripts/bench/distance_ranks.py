@@ -94,7 +94,7 @@ class SleepingLayer(VirtualLayer):
 
     def backward(self) -> None:
         """Likewise."""
-        self.went_back.append(perf_counter())  # the packet is packed and handed over by now
+        self.went_back.append(perf_counter())  # the packet is handed over by now
         super().backward()
         self.ended.append(perf_counter())
         self.windows.append(self.window())
@@ -160,7 +160,7 @@ def come_and_go(say: Say, order: dict[str, Any], launch: Launch) -> None:
             if incoming is not None:
                 while (found := incoming.take(1.0)) is None:
                     pass
-                given, _ = found[1].item.tree
+                given, _ = found[1].item().tree
             onward, _ = own(given, None)
             if outgoing is not None:
                 facts = {"batch": number, "lr_scale": 1.0, "updates": True}

@@ -17,6 +17,9 @@ training, of BP in ``--epochs`` epochs: dearer methods take fewer batches, cheap
 one device, measured in turns beforehand, not those of a training while the machine does something else. Tries go by the
 same budget. A part of an epoch is taken from all epochs alike, so that the learning rate comes to its end.
 
+With ``--test-once`` test samples are measured by the weights of the best epoch alone: where there are many of them, to
+measure them after each epoch takes longer than training. The picture has no curves then.
+
 A row of the file ``--json`` is one training; it is written after each, and what it has is not done again. Rows of other
 files, made elsewhere, come in with ``--merge``. methods_report.py prints the file again, and draws the picture. With
 ``--jobs`` so many trainings are under way at once, in processes of their own: one alone does not fill a GPU.
@@ -482,6 +485,7 @@ def shared_facts(experiment: Experiment, options: argparse.Namespace, batches: i
         "try_epochs": options.try_epochs,
         "try_seed": options.try_seed,
         "limit_train": options.limit_train,
+        "test_once": options.test_once or None,  # as tables of before have it
         "batches": batches,
         "data": experiment.facts,
         # A key that comes later has its default in tables of before.

@@ -98,7 +98,7 @@ def test_mistakes_of_other_commands_are_told_in_one_line(
         *trains_vision(capsys, "toyimages", "torchvision:resnet_18", "--devices=cpu", "--out", str(tmp_path / "runs")),
     )
     told_one_line(
-        "'fasterrcnn_resnet50_fpn' of torchvision .* is no classifier of images; ",
+        "'fasterrcnn_resnet50_fpn' of torchvision .* is none that can be trained here; ",
         *trains_vision(capsys, "toyimages", "torchvision:fasterrcnn_resnet50_fpn", "--out", str(tmp_path / "runs")),
     )
     told_one_line(

@@ -44,7 +44,7 @@ def batch(number: int, elements: int = 3) -> Packed:
 
 def number_of(packed: Packed) -> int:
     """As both the facts and the tensors say."""
-    x, y = packed.item.tree
+    x, y = packed.item().tree
     number = int(packed.facts["batch"])
     assert y.tolist() == [number]
     assert x.eq(number).all()

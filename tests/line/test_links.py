@@ -39,6 +39,7 @@ def numbers(begin: int, end: int) -> list[tuple[int, int]]:
 def test_items_come_in_order_and_once_and_stay_until_they_are_saved() -> None:
     with link() as one:
         sender, receiver = one.send(), one.receive()
+        sender._wake_out.send(b"!!")  # as where Ctrl-C came before it was noted
         for number in range(200):
             one.retained.add(batch(number))
             sender.tell()
