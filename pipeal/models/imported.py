@@ -452,7 +452,7 @@ def _of_torchvision(name: str, classes: int, size: int) -> nn.Module:
         if name in torchvision.models.list_models():
             raise ConfigError(f"model.name: {name!r} {of} is none that can be trained here; {others}")
         near = get_close_matches(name.lower(), known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"{others}"
+        hint = f"did you mean {near[0]!r}?" if near else others
         raise ConfigError(f"model.name: unknown model {name!r} {of}; {hint}")
     options: dict[str, Any] = {}
     if name.startswith("vit_"):

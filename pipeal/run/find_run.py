@@ -66,11 +66,7 @@ def find_run(config: RunConfig, resume: str) -> RunFolder | None:
             )
         with refusals_told(f"--resume {resume}", "; name another", ConfigError):  # too long, no permission, in a circle
             return _named(Path(resume), config)
-    try:
-        paths = list(Path(config.out).glob(f"{_name(config)}-*"))
-    except OSError as error:
-        raise _unusable(config, error) from error
-    numbered = [(number, path) for path in paths if (number := _number(path, config)) is not None]
+    numbered = [(number, path) for path in _of_its_name(config) if (number := _number(path, config)) is not None]
     for _, path in sorted(numbered, reverse=True):
         found = _unfinished(path, config)
         if found is not None:
@@ -81,10 +77,7 @@ def find_run(config: RunConfig, resume: str) -> RunFolder | None:
 def require_place(config: RunConfig, resume: str) -> None:
     """Tells before any data is read that a new run, if this becomes one, could not be written; raises as
     :func:`require_out`."""
-    try:
-        may_go_on = resume == "auto" and any(Path(config.out).glob(f"{_name(config)}-*"))
-    except OSError as error:
-        raise _unusable(config, error) from error
+    may_go_on = resume == "auto" and _of_its_name(config)
     if resume in ("auto", "never") and not may_go_on:
         require_out(config.out)
 
@@ -144,6 +137,14 @@ def _sweep(config: RunConfig) -> None:
         with suppress(OSError):  # or another process has just done so
             if time() - left.stat().st_mtime > _ABANDONED_S and lock_is_held(LOCK.at(left)) is False:
                 rmtree(left)
+
+
+def _of_its_name(config: RunConfig) -> list[Path]:
+    """What there is under the name of a run and a number, or what looks like one."""
+    try:
+        return list(Path(config.out).glob(f"{_name(config)}-*"))
+    except OSError as error:
+        raise _unusable(config, error) from error
 
 
 def _name(config: RunConfig) -> str:
