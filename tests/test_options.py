@@ -26,7 +26,8 @@ def layer() -> BP:
         ({"precision": "fp8"}, ConfigError, "unknown precision 'fp8'"),
         ({"compile": "all"}, ConfigError, "unknown compile 'all'"),
         ({"queue_depth": 0}, PlacementError, "queue_depth is 0; expected at least 1 packet"),
-        ({"threads": 0}, ConfigError, "threads is 0; expected a whole number, at least 1, or None"),
+        ({"threads": 0}, ConfigError, "threads is 0; expected a whole number from 1 to 1024, or None"),
+        ({"threads": 10**6}, ConfigError, "threads is 1000000; expected a whole number from 1 to 1024"),
         ({"threads": 1.5}, ConfigError, "threads is 1.5; expected a whole number"),
     ],
 )

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from pipeal.core.errors import ConfigError, unknown_name
 from pipeal.core.methods import METHODS, MODES, with_all
+from pipeal.core.options import MOST_THREADS
 
 
 def _names(listed: object) -> object:
@@ -41,7 +42,9 @@ Count: TypeAlias = Annotated[
 Pixels: TypeAlias = Annotated[
     int, Field(strict=True, ge=16, le=1024, multiple_of=16, description="a multiple of 16, from 16 to 1024 pixels")
 ]
-Threads: TypeAlias = Annotated[int, Field(strict=True, ge=1, le=1024, description="a whole number from 1 to 1024")]
+Threads: TypeAlias = Annotated[
+    int, Field(strict=True, ge=1, le=MOST_THREADS, description=f"a whole number from 1 to {MOST_THREADS}")
+]
 Seed: TypeAlias = Annotated[
     int, Field(strict=True, ge=0, lt=2**63, description="a whole number, at least 0 and below 2^63")
 ]

@@ -46,6 +46,10 @@ Matmul: TypeAlias = Literal["highest", "high", "medium"]
 GPU that has it; ``medium`` is bfloat16 on a CPU that has it. Convolutions on a GPU have a setting of their own."""
 
 
+MOST_THREADS = 1024
+"""Of a CPU worker."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
     """How an engine runs its layers, whatever the schedule, the devices and the process that it runs in.
@@ -102,7 +106,7 @@ class EngineOptions:
         dump_folder: Where the watchdog leaves a file with the stacks of all threads when nothing moves; None for none.
 
     Raises:
-        ConfigError: A name is unknown, or ``threads`` is below 1.
+        ConfigError: A name is unknown, or ``threads`` is below 1 or above :data:`MOST_THREADS`.
         PlacementError: ``queue_depth`` is below 1.
     """
 
@@ -138,9 +142,10 @@ class EngineOptions:
         check_named("matmul", self.matmul, (None, *get_args(Matmul)))
         if self.queue_depth < 1:
             raise PlacementError(f"queue_depth is {self.queue_depth}; expected at least 1 packet")
-        if self.threads is not None and not (isinstance(self.threads, Integral) and self.threads >= 1):
+        if self.threads is not None and not (isinstance(self.threads, Integral) and 1 <= self.threads <= MOST_THREADS):
             raise ConfigError(
-                f"threads is {self.threads!r}; expected a whole number, at least 1, or None to share the cores out"
+                f"threads is {self.threads!r}; expected a whole number from 1 to {MOST_THREADS}, or None to share the "
+                "cores out"
             )
 
     def check_layout(

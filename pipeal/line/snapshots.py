@@ -54,8 +54,16 @@ class Snapshots:
         Raises:
             DataError: It is of another line, or of another stage.
         """
-        found = self._store.newest(_log.warning)
+        bad: list[str] = []
+
+        def tell(what: str) -> None:
+            bad.append(what)
+            _log.warning(what)
+
+        found = self._store.newest(tell)
         if found is None:
+            if bad:
+                _log.warning(f"stage {self._of['stage']} has no whole snapshot left, and begins at its first item")
             return None
         if (of := {key: found.state.get(key) for key in self._of}) != self._of:
             raise DataError(

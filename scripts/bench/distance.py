@@ -60,8 +60,14 @@ def parts_of(method: str) -> list[int]:
     return [parts for parts in PARTS if method != "1f1b" or parts >= STAGES]
 
 
-OURS = ("pipeal", "pipeal, CV 0.5", "pipeal line", "pipeal line, CV 0.5")
+OURS = ("pipeal", "pipeal, CV 0.5", "pipeal, two ranks", "pipeal line", "pipeal line, CV 0.5")
 METHODS = (*OURS, "gpipe", "1f1b", "data parallel", "local SGD")
+
+
+def stages_of(method: str) -> int:
+    """On so many machines."""
+    return 2 if "two" in method else STAGES
+
 
 LOOPBACK_MS = (15.0, 10.0, 7.5, 5.0, 4.0, 3.0, 2.5, 2.0, 1.5, 1.0)
 """Steps that four stages on one machine are tried with."""
@@ -138,7 +144,7 @@ def measure(line: Line, method: str, kind: LinkKind, turn: int) -> Row:
         with tempfile.TemporaryDirectory() as folder:
             if "line" in method:
                 order |= of_links(folder, [line.address(rank) for rank in range(STAGES)])
-            found = carried_out(order, STAGES, line)
+            found = carried_out(order, stages_of(method), line)
         facts = of_line(found, order, kind)
     else:
         warm_ups, updates = (1, 2) if method == "local SGD" else (2, 5)
@@ -398,22 +404,23 @@ def middle(rows: Iterable[Row]) -> list[tuple[Row, list[float]]]:
 
 
 def planned_ms(row: Row) -> float | None:
-    """What ``pipeal plan`` says of a pipeline of four stages: milliseconds per packet.
+    """What ``pipeal plan`` says of a pipeline: milliseconds per packet.
 
     Of uneven steps it knows how much they vary, not which they were.
     """
     ours = row.method in OURS
     if not ours and row.method not in ("gpipe", "1f1b"):
         return None
+    stages = stages_of(row.method)
     parts, packets = (1, 1) if row.parts is None else (row.parts, PACKETS)
     share = packets / parts
     layer = LayerCost(share * STEP[0], share * STEP[1], out_bytes=int(share * PACKET_BYTES))
     kind = LinkKind(row.delay_ms / 1e3, 1e6 * row.mbit_s)
     near = Setup(
-        (PlannedDevice(),) * STAGES, jitter=0.5 if "CV" in row.method else 0.0, batches=RUNS[-1], queue_depth=0
+        (PlannedDevice(),) * stages, jitter=0.5 if "CV" in row.method else 0.0, batches=RUNS[-1], queue_depth=0
     )
     far = replace(near, link=Link(layer.out_bytes / kind.payload_s(layer.out_bytes), kind.delay_s))
-    costs = {"cpu": (layer,) * STAGES}
+    costs = {"cpu": (layer,) * stages}
     schedule = SCHEDULES["pipelined"] if ours else RIVALS[f"BP {row.method}"](parts)
     return 1e3 * forecast(row.method, schedule, costs, far, best_layout(costs, near)).batch_s / packets
 
@@ -480,7 +487,7 @@ def draw(rows: Iterable[Row], path: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    found = [row for row, _ in middle(rows)]
+    found = [row for row, _ in middle(rows) if stages_of(row.method) == STAGES]
     rates = sorted({row.mbit_s for row in found}, reverse=True)
     if not rates:
         return

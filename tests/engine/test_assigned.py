@@ -87,7 +87,7 @@ def test_devices_that_are_none(devices: Any, words: str) -> None:
 
 
 def test_threads_and_sizes_that_cannot_be() -> None:
-    with pytest.raises(ConfigError, match="threads is 0; expected a whole number, at least 1"):
+    with pytest.raises(ConfigError, match="threads is 0; expected a whole number from 1 to 1024"):
         Pipeline(quick(2), threads=0)
     with pytest.raises(PlacementError, match="sizes is 2; expected the number of layers of each of 2 stages"):
         Pipeline(quick(2), sizes=2)  # type: ignore[arg-type]
