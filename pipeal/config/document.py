@@ -1,7 +1,7 @@
 """YAML text to plain values and back, without the traps of PyYAML.
 
-Four of them: ``1e-3`` would be text, ``1:30`` would be 90, the last of two equal keys would win silently, and an
-ill-formed tagged scalar would raise whatever Python raised first.
+Five of them: ``1e-3`` would be text, ``1:30`` would be 90 and ``010`` 8, the last of two equal keys would win silently,
+and an ill-formed tagged scalar would raise whatever Python raised first.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import yaml
 from pipeal.core.errors import ConfigError
 
 _FLOAT = re.compile(r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)[eE][-+]?[0-9]+$")
+_NOT_BY_TENS = re.compile(r":|^[-+]?0[0-9_]+$")
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
@@ -24,8 +25,8 @@ class _Loader(yaml.SafeLoader):
 
     def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
         tag = str(super().resolve(kind, value, implicit))
-        sixties = tag in _NUMBERS and ":" in str(value) and bool(implicit[0])
-        return "tag:yaml.org,2002:str" if sixties else tag
+        otherwise = tag in _NUMBERS and bool(implicit[0]) and _NOT_BY_TENS.search(str(value))
+        return "tag:yaml.org,2002:str" if otherwise else tag
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -76,8 +77,8 @@ def parse(text: str, *, source: str) -> Any:
 
     >>> parse("{base: 1e-3}", source="x.yaml")
     {'base': 0.001}
-    >>> parse("1:30", source="x.yaml")
-    '1:30'
+    >>> parse("[1:30, 010, 0]", source="x.yaml")
+    ['1:30', '010', 0]
     >>> parse("a: 1\\na: 2", source="x.yaml")
     Traceback (most recent call last):
     ...

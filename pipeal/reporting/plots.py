@@ -8,8 +8,9 @@ from math import ceil
 from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from pipeal.core.by_size import even_sample
 from pipeal.core.methods import DEFAULT
 from pipeal.reporting.figures import COLOURS, LEGEND, finish, new_figure, save, to_svg
 from pipeal.training.metric import Measure, best_rows, held_rows, measure_of
@@ -29,7 +30,6 @@ _MOST_LAYERS = 32
 _MOST_RUNS = 4
 """Runs up to which a panel also has their training and held-out samples: the lines of more could not be told apart."""
 
-T = TypeVar("T")
 Rows = Sequence[EpochRow]
 Value = Callable[[EpochRow], Any]
 """A figure of a row; it may be None in rows that are left out."""
@@ -241,16 +241,6 @@ def drawn_rows(rows: Rows, most: int) -> Rows:
     best = dict.fromkeys(row.epoch for row in best_rows(rows)[: most // 2])
     chosen = {*even_sample(sorted({row.epoch for row in rows}), most - len(best)), *best}
     return [row for row in rows if row.epoch in chosen]
-
-
-def even_sample(items: Sequence[T], most: int) -> Sequence[T]:
-    """At most so many of some things, evenly over all of them: the first, the last, and those between.
-
-    >>> even_sample(range(10), 4), even_sample("abc", 4)
-    ([0, 3, 6, 9], 'abc')
-    """
-    steps = most - 1
-    return items if len(items) <= most else [items[step * (len(items) - 1) // steps] for step in range(most)]
 
 
 def _drawn(lines: Sequence[Line]) -> list[Line]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from pipeal.config import RunConfig
+from pipeal.core.by_size import BySize
 from pipeal.core.modules import module_of
 from pipeal.core.options import Precision
 from pipeal.core.protocols import DOWN, TURN, UP, TrainableLayer
@@ -27,11 +28,8 @@ from pipeal.training.exit_costs import inference_flops, learning_flops
 LOOKED_AT = 64
 """Batches of the first epoch of which the largest is looked for; images and blocks are all of one size."""
 
-COUNTED = 8
-"""Batches of these, evenly spread, whose FLOPs are counted."""
-
 ROWS = 2
-"""Samples of each whose FLOPs are counted: all of a batch are padded to one length, and cost the same."""
+"""Samples of a batch whose FLOPs are counted: all of a batch are padded to one length, and cost the same."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +37,10 @@ class FormCosts:
     """FLOPs of products, convolutions, attention and recurrences, and the bytes that training holds at once.
 
     What is cheap beside them (normalisation, activations, look-ups, losses, the optimizers' steps) has no part in the
-    FLOPs. Padding has: texts cost what their padded length costs. Nor are packets between stages, batches, what a
-    kernel needs for a moment and what an allocator keeps among the bytes; activations are those of all stages, which
-    work side by side: of each those of its largest layer, or of all, as the order of its layers is.
+    FLOPs. Padding has: texts cost what their padded length costs, counted at some lengths of the first batches. Nor are
+    packets between stages, batches, what a kernel needs for a moment and what an allocator keeps among the bytes;
+    activations are those of all stages, which work side by side: of each those of its largest layer, or of all, as the
+    order of its layers is.
 
     Attributes:
         training_flops: Per sample, forward and backward of all losses.
@@ -89,7 +88,10 @@ def form_costs(experiment: Experiment, config: RunConfig) -> FormCosts:
     places = {*config.engine.devices}
     device = torch.device(places.pop() if len(places) == 1 else "cpu")
     batches = first_batches(experiment, config.train.seed)
-    counted = [_Counted.of(batch, experiment, device) for batch in batches[:: -(-len(batches) // COUNTED)]]
+    by_size = BySize[Batch]()
+    for batch in batches:
+        by_size.add(batch, batch.x)
+    counted = [_Counted.of(batch, experiment, device) for batch in by_size.some()]
     whole = largest(batches)
     onward, rows = move((whole.x, whole.y), device), list[LayerCost]()
     options = engine_options(config)
@@ -103,20 +105,19 @@ def form_costs(experiment: Experiment, config: RunConfig) -> FormCosts:
     with torch.random.fork_rng(devices=[]):
         for layer in new_layers(experiment, config, 1):
             module = module_of(layer).to(device)
-            for batch in counted:
-                batch.pass_through(layer)
+            for one in counted:
+                one.pass_through(layer)
             # Its graphs, states and scalers are those of a training.
             handed_on: list[Any] = []
             module.register_forward_hook(lambda _, __, output, to=handed_on: to.append(output))
             rows += count_bytes([layer], onward, options, str(device))
             onward = detach(handed_on[0])
-    samples = sum(batch.samples for batch in counted)
     weights = sum(row.parameter_bytes for row in rows)
     # A packet is taken to be as large as the batch that it is of.
     sent_of_input = sum(row.out_bytes for row in rows[:-1]) / _elements(whole)
     return FormCosts(
-        sum(batch.samples * batch.learning / batch.rows for batch in counted) / samples,
-        sum(batch.samples * batch.inference / batch.rows for batch in counted) / samples,
+        by_size.mean([one.learning / one.rows for one in counted]),
+        by_size.mean([one.inference / one.rows for one in counted]),
         weights,
         weights,
         sum(row.optimizer_bytes for row in rows),
@@ -129,7 +130,6 @@ def form_costs(experiment: Experiment, config: RunConfig) -> FormCosts:
 class _Counted:
     """A batch, of which a few rows go through layer after layer, and their FLOPs so far."""
 
-    samples: int
     rows: int
     x: Tree
     y: Tree
@@ -139,9 +139,8 @@ class _Counted:
 
     @classmethod
     def of(cls, batch: Batch, experiment: Experiment, device: torch.device) -> _Counted:
-        samples = len(batch.x)
-        rows = samples if "grouped_at" in experiment.facts else min(samples, ROWS)
-        return cls(samples, rows, *move(cut((batch.x, batch.y), range(rows)), device))
+        rows = len(batch.x) if "grouped_at" in experiment.facts else min(len(batch.x), ROWS)
+        return cls(rows, *move(cut((batch.x, batch.y), range(rows)), device))
 
     @property
     def inference(self) -> int:

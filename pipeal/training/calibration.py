@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipeal.core.by_size import BySize
 from pipeal.core.errors import DataError
 from pipeal.core.protocols import TrainableLayer
 from pipeal.core.tree import Tree
 from pipeal.engine import Pipeline
 from pipeal.engine.inference.exit_policy import ExitPolicy, confidence
 from pipeal.training.evaluation import inputs_of
-from pipeal.training.exit_costs import ExitCosts, exit_costs
+from pipeal.training.exit_costs import ExitCosts, mean_exit_costs
 
 _ALL_SETS = 9
 """The most exits of which all sets, 2 to the power of one less, are tried."""
@@ -100,8 +101,8 @@ def calibrate(
     Raises:
         DataError: There is no held-out sample.
     """
-    sample, logits, y = _collect(pipe, held_out)
-    costs = exit_costs(layers or [layer for stage in pipe.stages for _, layer in stage.layers], sample)
+    inputs, logits, y = _collect(pipe, held_out)
+    costs = mean_exit_costs(layers or [layer for stage in pipe.stages for _, layer in stage.layers], inputs)
     temperatures = tuple(_temperature(one, y) for one in logits)
     sure = torch.stack([confidence(one, by) for one, by in zip(logits, temperatures, strict=True)], 1)
     right = torch.stack([one.argmax(-1) == y for one in logits], 1)
@@ -120,20 +121,20 @@ def calibrate(
     )
 
 
-def _collect(pipe: Pipeline, batches: Iterable[Any]) -> tuple[Tree, list[Tensor], Tensor]:
-    """A batch of inputs, the logits ``(N, classes)`` of every exit, and the targets ``(N,)``; on the CPU."""
-    sample: list[Tree] = []
+def _collect(pipe: Pipeline, batches: Iterable[Any]) -> tuple[BySize[Tree], list[Tensor], Tensor]:
+    """Batches of inputs, the logits ``(N, classes)`` of every exit, and the targets ``(N,)``; on the CPU."""
+    seen = BySize[Tree]()
     y: list[Tensor] = []
 
     def inputs() -> Iterator[Tree]:
         for x in inputs_of(batches, y):
-            sample[:] = sample or [x]
+            seen.add(x, x)
             yield x
 
     found = [[one.cpu() for one in exits] for exits in pipe.predict_exits(inputs())]
     if not sum(map(len, y)):
         raise DataError("there are no held-out samples to calibrate exits on; pass some")
-    return sample[0], [torch.cat(one) for one in zip(*found, strict=True)], torch.cat(y).cpu()
+    return seen, [torch.cat(one) for one in zip(*found, strict=True)], torch.cat(y).cpu()
 
 
 def _temperature(logits: Tensor, y: Tensor) -> float:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from pipeal.core.by_size import BySize
 from pipeal.core.errors import DataError
 from pipeal.core.flops import counting
 from pipeal.core.modules import device_of, in_mode, layers_of, module_of
@@ -61,16 +62,27 @@ def exit_costs(model: nn.Module | Iterable[TrainableLayer], sample: Tree) -> Exi
     Raises:
         DataError: The batch is empty.
     """
-    size = batch_size(sample)
-    if not size:
+    if not batch_size(sample):
         raise DataError("the costs of exits cannot be counted on an empty batch; pass a batch of inputs")
-    climb, descent, down = [], [], 0
-    x = sample
+    batches = BySize[Tree]()
+    batches.add(sample, sample)
+    return mean_exit_costs(model, batches)
+
+
+def mean_exit_costs(model: nn.Module | Iterable[TrainableLayer], batches: BySize[Tree]) -> ExitCosts:
+    """As :func:`exit_costs`, the mean over the samples of several batches of inputs."""
+    climb, descent = [], []
+    some = batches.some()
+    sizes, down = [batch_size(x) for x in some], [0 for _ in some]
     for layer in model if isinstance(model, Iterator) else layers_of(model):
-        x, flops = inference_flops(layer, x)
-        down += flops[DOWN]
-        climb.append(flops[UP] / size)
-        descent.append((flops[TURN] + down) / size)
+        up, back = [], []
+        for number, size in enumerate(sizes):
+            some[number], flops = inference_flops(layer, some[number])
+            down[number] += flops[DOWN]
+            up.append(flops[UP] / size)
+            back.append((flops[TURN] + down[number]) / size)
+        climb.append(batches.mean(up))
+        descent.append(batches.mean(back))
     return ExitCosts(tuple(climb), tuple(descent))
 
 

@@ -380,6 +380,17 @@ def test_under_a_join_links_may_ask_for_fewer_stages() -> None:
         assert found.batch_s == min(one.batch_s for one in tried)
 
 
+@pytest.mark.parametrize("name", ["BP gpipe", "BP 1f1b"])
+def test_a_pipeline_of_whole_batches_takes_fewer_devices_where_links_are_slow(name: str) -> None:
+    """Symptom: over slow links 1F1B was forecast to take two micro-batches on one device, and longer than without.
+    Cause: with one micro-batch, fewer devices than there are were not tried."""
+    setup = on(4, link=Link(bytes_per_s=100.0, latency_s=50.0))
+    found = of(name, 4, setup, micro_batches=(1, 2))
+    assert (found.micro_batches, len(found.layout.stages)) == (1, 1)
+    assert found.batch_s == pytest.approx(12)
+    assert len(of("BP naive", 4, setup).layout.stages) == 4  # which shares the memory of all
+
+
 def test_of_unlike_devices_the_fastest_are_left_where_fewer_are_better() -> None:
     devices = (PlannedDevice(), PlannedDevice(speed=4.0), PlannedDevice(speed=2.0))
     found = of("AL al-fm", 4, Setup(devices, link=Link(latency_s=5.0)))

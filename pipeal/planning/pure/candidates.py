@@ -11,7 +11,7 @@ from typing import TypeAlias
 from pipeal.core.errors import PlacementError
 from pipeal.engine.schedule import Schedule
 from pipeal.planning.pure.backprop_layout import backprop_layout
-from pipeal.planning.pure.backprop_schedules import BackpropSchedule
+from pipeal.planning.pure.backprop_schedules import BackpropSchedule, naive
 from pipeal.planning.pure.hardware import Link, PlannedDevice, Setup
 from pipeal.planning.pure.layer_cost import CostsByKind
 from pipeal.planning.pure.layout import Layout, best_layout
@@ -27,7 +27,8 @@ def layouts(
     """Those of which one is best. With uneven devices or links what a join asks for, or the end of a batch of micro-
     batches, is simulated, not known, and so is how stages crowd each other where they share cores: there, fewer devices
     may be faster. Nor is it known how much of their updates the stages do, after micro-batches, while others still go
-    backward. What does one thing at a time gets as many devices as there are, so that they share its memory.
+    backward. What does one thing at a time gets as many devices as there are, so that they share its memory; but not a
+    pipeline whose best number of micro-batches is one.
 
     Args:
         costs: Of the layers, or of the blocks on one micro-batch.
@@ -41,7 +42,8 @@ def layouts(
     share = setup.share()
     found = _layouts_on(costs, setup, schedule, share, searches)
     uneven = setup.link != Link() or len(set(share)) > 1
-    if schedule.serial or not (setup.contention or (schedule.joins and uneven)):
+    stays = schedule.serial and (isinstance(schedule, Schedule) or schedule == naive())
+    if stays or not (setup.contention or (schedule.joins and uneven)):
         return found
     alone = {device: alone_s(costs, [device]) for device in set(share)}
     fastest = sorted(range(len(share)), key=lambda place: alone[share[place]])

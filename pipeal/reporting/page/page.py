@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from pipeal.core.artifacts import BATCHES, EXITS_PICTURE, ROWS, TIMELINE, TRACE
 from pipeal.core.atomic import write_whole
+from pipeal.core.by_size import even_sample
 from pipeal.reporting.exits import EXIT_COLUMNS
 from pipeal.reporting.page import facts
 from pipeal.reporting.page.folder import are_forms
@@ -21,7 +22,7 @@ from pipeal.reporting.page.idle import stage_shares, stage_table
 from pipeal.reporting.page.run import Run
 from pipeal.reporting.page.settings import against_default, differences
 from pipeal.reporting.page.shown import alignments, percent, shown
-from pipeal.reporting.plots import Panel, drawn_rows, even_sample, loss_panels, measure_panels
+from pipeal.reporting.plots import Panel, drawn_rows, loss_panels, measure_panels
 
 if TYPE_CHECKING:
     from jinja2 import Environment
