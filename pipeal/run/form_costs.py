@@ -15,7 +15,7 @@ from pipeal.core.by_size import BySize
 from pipeal.core.modules import module_of
 from pipeal.core.options import Precision
 from pipeal.core.protocols import DOWN, TURN, UP, TrainableLayer
-from pipeal.core.tree import Tree, detach, move, tensors
+from pipeal.core.tree import Tree, batch_size, detach, move, tensors
 from pipeal.data import Batch
 from pipeal.engine.runner.parts import cut
 from pipeal.engine.sizes import layers_of_stages
@@ -88,10 +88,10 @@ def form_costs(experiment: Experiment, config: RunConfig) -> FormCosts:
     places = {*config.engine.devices}
     device = torch.device(places.pop() if len(places) == 1 else "cpu")
     batches = first_batches(experiment, config.train.seed)
-    by_size = BySize[Batch]()
+    by_size = BySize[Tree]()
     for batch in batches:
-        by_size.add(batch, batch.x)
-    counted = [_Counted.of(batch, experiment, device) for batch in by_size.some()]
+        by_size.add(few_rows(batch, experiment), batch.x)
+    counted = [_Counted(batch_size(few), *move(few, device)) for few in by_size.some()]
     whole = largest(batches)
     onward, rows = move((whole.x, whole.y), device), list[LayerCost]()
     options = engine_options(config)
@@ -137,11 +137,6 @@ class _Counted:
     climb_and_descent: int = 0
     turn: int = 0
 
-    @classmethod
-    def of(cls, batch: Batch, experiment: Experiment, device: torch.device) -> _Counted:
-        rows = len(batch.x) if "grouped_at" in experiment.facts else min(len(batch.x), ROWS)
-        return cls(rows, *move(cut((batch.x, batch.y), range(rows)), device))
-
     @property
     def inference(self) -> int:
         """Of the full path, which turns at the last layer alone."""
@@ -170,6 +165,13 @@ def first_batches(experiment: Experiment, seed: int) -> Sequence[Batch]:
     with closing(experiment.train_batches(seed)) as batches:
         batches.set_epoch(0)
         return list(islice(iter(batches), 1 if experiment.lengths is None else LOOKED_AT))
+
+
+def few_rows(batch: Batch, experiment: Experiment) -> tuple[Tree, Tree]:
+    """Inputs and targets of the samples of a batch whose FLOPs are counted: of one that is grouped, all."""
+    rows = len(batch) if "grouped_at" in experiment.facts else min(len(batch), ROWS)
+    found: tuple[Tree, Tree] = cut((batch.x, batch.y), range(rows))
+    return found
 
 
 def largest(batches: Sequence[Batch]) -> Batch:

@@ -12,10 +12,12 @@ from typing import Any
 
 from pipeal.config import RunConfig
 from pipeal.core.artifacts import EXITS, EXITS_PICTURE, TRACED
+from pipeal.core.by_size import BySize
 from pipeal.core.errors import Interrupted, NonFiniteError, add_note
 from pipeal.core.methods import METHODS
 from pipeal.core.modules import layers_of
 from pipeal.core.protocols import TrainableLayer
+from pipeal.core.tree import Tree
 from pipeal.data import EpochBatches
 from pipeal.engine import Pipeline
 from pipeal.engine.distributed import DistributedPipeline
@@ -27,6 +29,7 @@ from pipeal.reporting.progress import Progress
 from pipeal.reporting.recorders import Recorder, write_json
 from pipeal.reporting.timeline import draw_timeline
 from pipeal.run.backprop import is_pipelined_bp
+from pipeal.run.form_costs import few_rows, first_batches
 from pipeal.run.forms import Run
 from pipeal.run.opening import course_of, new_layers, seed_of, window_of
 from pipeal.run.outcome import Outcome
@@ -260,7 +263,11 @@ class Turns:
             return None
         _log.info("calibrating the early exit on held-out samples")
         layers = self._layers(here=None) if isinstance(pipe, DistributedPipeline) else None
-        calibration = calibrate(pipe, Unless(stop, held_out), tolerance=config.train.exit_tolerance, layers=layers)
+        inputs = BySize[Tree]()
+        for batch in first_batches(experiment, config.train.seed):  # as padded as in the run's other costs
+            inputs.add(few_rows(batch, experiment)[0], batch.x)
+        tolerance = config.train.exit_tolerance
+        calibration = calibrate(pipe, Unless(stop, held_out), tolerance=tolerance, layers=layers, inputs=inputs)
         table = exit_table(pipe, Unless(stop, experiment.test_evaluation()), calibration)
         kept, drawn = EXITS.at(self.outcome.folder), EXITS_PICTURE.at(self.outcome.folder)
         title = f"{config.dataset} {config.model.name}: exits"

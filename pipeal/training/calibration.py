@@ -74,6 +74,7 @@ def calibrate(
     tolerance: float = 0.0,
     margin: float = 2.0,
     layers: Iterable[TrainableLayer] | None = None,
+    inputs: BySize[Tree] | None = None,
 ) -> Calibration:
     """Finds the cheapest early exit that keeps the accuracy of the full path, but for ``tolerance``.
 
@@ -97,12 +98,14 @@ def calibrate(
         margin: How many standard errors of the difference in accuracy to stay away; 0 trusts what was seen.
         layers: Such as the pipeline's, to count the costs of exits on, where that has those of other processes on the
             meta device; an iterator may make one at a time. None for the pipeline's own.
+        inputs: On which costs are counted; None for the held-out ones, as padded as they come.
 
     Raises:
         DataError: There is no held-out sample.
     """
-    inputs, logits, y = _collect(pipe, held_out)
-    costs = mean_exit_costs(layers or [layer for stage in pipe.stages for _, layer in stage.layers], inputs)
+    seen, logits, y = _collect(pipe, held_out)
+    own = [layer for stage in pipe.stages for _, layer in stage.layers]
+    costs = mean_exit_costs(layers or own, inputs or seen)
     temperatures = tuple(_temperature(one, y) for one in logits)
     sure = torch.stack([confidence(one, by) for one, by in zip(logits, temperatures, strict=True)], 1)
     right = torch.stack([one.argmax(-1) == y for one in logits], 1)

@@ -283,11 +283,14 @@ def test_texts_have_exits_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     )  # fmt: skip
     assert code == 0, err
     folder = tmp_path / "agnews-lstm-al-001"
-    data = json.loads((folder / "summary.json").read_text())["data"]
+    summary = json.loads((folder / "summary.json").read_text())
+    data = summary["data"]
     assert (data["train_samples"], data["held_out_samples"]) == (300, 100)
     exits = json.loads((folder / "exits.json").read_text())
     assert [row["name"] for row in exits["rows"]][-2:] == ["full path", "early exit (calibrated)"]
     assert (exits["calibration"]["held_out_samples"], exits["calibration"]["tolerance"]) == (100, 0.015)
+    # Of one run, one figure: those of the held-out texts, padded in large batches, once stood beside it.
+    assert exits["calibration"]["full_path_flops_per_sample"] == summary["inference_flops_per_sample"]
     assert "early exit" in out
 
 
