@@ -468,6 +468,39 @@ class TestPasses:
             assert len(sampler) == len(list(sampler))
         assert orders[0] != orders[1]
 
+    @pytest.mark.parametrize("sized", [True, False])
+    def test_passes_that_count_by_themselves_reach_the_inner_sampler(self, sized):
+        """Every pass had the first one's order, and a state of a later one could not be restored."""
+
+        class Shuffled(Sampler):
+            epoch = 0
+
+            def set_epoch(self, epoch):
+                self.epoch = epoch
+
+            def __iter__(self):
+                yield from np.random.default_rng(self.epoch).permutation(300)
+
+        class Sized(Shuffled):
+            def __len__(self):
+                return 300
+
+        def make():
+            return SizeAwareBatchSampler(Sized() if sized else Shuffled(), VARIED, 100)
+
+        sampler = make()
+        for epoch in range(3):
+            running = iter(sampler)
+            seen = [next(running), next(running)]
+            fresh = make()
+            fresh.load_state_dict(sampler.state_dict())
+            rest = list(running)
+            assert flat(seen + rest) == np.random.default_rng(epoch).permutation(300).tolist()
+            assert list(fresh) == rest
+            assert sampler.epoch == fresh.epoch == epoch + 1
+            if sized:
+                assert len(sampler) == len(fresh) == len(list(fresh))
+
     def test_a_random_inner_sampler_has_no_known_len_and_is_drawn_once_a_pass(self):
         generator = torch.Generator().manual_seed(0)
         sampler = SizeAwareBatchSampler(RandomSampler(range(300), generator=generator), VARIED, 100)

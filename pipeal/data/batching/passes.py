@@ -142,7 +142,7 @@ class PassSampler(Sampler[list[int]], ABC):
             self._restored = None
         self._latest = begun
         if self._counts_passes:
-            self.epoch += 1
+            self._enter(self.epoch + 1)
         return begun
 
     def _enter(self, epoch: int) -> None:

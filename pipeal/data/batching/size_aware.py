@@ -184,7 +184,9 @@ class SizeAwareBatchSampler(PassSampler):
                         "something that can be iterated over again, such as a list"
                     )
                 self._used_up = True
-            return map(as_index, sampler)
+            indices = map(as_index, sampler)
+            # A generator looks at its epoch when its first item is asked for, and the next pass's is set before that.
+            return chain([*islice(indices, 1)], indices)
         if isinstance(sampler, (np.ndarray, Tensor)):
             sampler = sampler.tolist()
         order = [*map(as_index, sampler)]
