@@ -70,7 +70,8 @@ class CheckpointableLoader(Generic[T]):
     """Iterates over a pipeline through a ``DataLoader``; its state is what the consumer has seen.
 
     After a pass that ended, the next begins at the start. After one that was broken off it does so too or, without
-    ``should_reset``, goes on where the consumer stood. After ``setstate`` it goes on from that state.
+    ``should_reset``, goes on where the consumer stood. After ``setstate`` it goes on from that state. A pass ends where
+    the next one begins: what still iterates over it gets a ``ScheduleError``.
 
     Args:
         source: Either a pipeline, which each shard runs whole, from its beginning, to serve every n-th item of it;
@@ -143,9 +144,10 @@ class CheckpointableLoader(Generic[T]):
         if not self._restored and (self._should_reset or self._ended):
             self.setstate(None)
         self._restored = self._ended = False
-        self._runs += 1
-        self._running = self._run(self._runs)
-        return self._running
+        # Now, and not when its garbage is collected: its end sends the source, which this pass reads, to its beginning.
+        self.close()
+        self._running = self._run()
+        return self._handed_out(self._running, self._runs)
 
     def getstate(self) -> State:
         """Where the consumer stands: JSON values, one pipeline's state for each shard; None for one not begun."""
@@ -198,7 +200,20 @@ class CheckpointableLoader(Generic[T]):
                 f"a damaged state of {kind}; wanted {', '.join(self.getstate())}, and a state for each shard"
             )
 
-    def _run(self, number: int) -> Generator[T, None, None]:
+    def _handed_out(self, running: Iterator[T], number: int) -> Iterator[T]:
+        while True:
+            if number != self._runs:
+                raise ScheduleError(
+                    "this pass is over: another pass has begun, or the loader was closed or sent to a state; one at a "
+                    "time, iterate over the loader again to read on"
+                )
+            try:
+                item = next(running)
+            except StopIteration:
+                return
+            yield item
+
+    def _run(self) -> Generator[T, None, None]:
         served = _Shards(self._source, self._setup, self._next, list(self._states))
         # Without batches of its own, and with what arrives handed on as it is.
         loader = DataLoader(served, batch_size=None, collate_fn=_as_it_is, worker_init_fn=serve_parent, **self._options)
@@ -207,8 +222,6 @@ class CheckpointableLoader(Generic[T]):
         due = 0
         try:
             for shard, state, item in arriving:
-                if number != self._runs:
-                    raise ScheduleError("another pass over this loader has begun; one at a time: it has one state")
                 if state is not None:
                     self._states[shard], self._next = state, (shard + 1) % self._shards
                     due += 1

@@ -225,9 +225,41 @@ def test_one_pass_at_a_time():
     numbers = CheckpointableLoader(NativeCheckpointableIterator(range(9)))
     first = iter(numbers)
     next(first)
-    iter(numbers)
-    with pytest.raises(ScheduleError, match="another pass"):
+    second = iter(numbers)
+    with pytest.raises(ScheduleError, match="another pass has begun"):
         next(first)
+    assert list(second) == list(range(1, 9))
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_pass_that_is_left_behind_does_not_send_the_next_one_back(shards):
+    """Once the first one was collected as garbage, the second began at item 0 again, without a word."""
+    numbers = CheckpointableLoader(NativeCheckpointableIterator(range(9)), shards=shards)
+    first = iter(numbers)
+    next(first)
+    second = iter(numbers)
+    found = [next(second)]
+    del first
+    assert found + list(second) == list(range(1, 9))
+
+
+@pytest.mark.parametrize("end", [CheckpointableLoader.close, lambda numbers: numbers.setstate(None)])
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_pass_that_was_ended_does_not_look_empty(end, begun):
+    numbers = CheckpointableLoader(NativeCheckpointableIterator(range(9)))
+    items = iter(numbers)
+    if begun:
+        next(items)
+    end(numbers)
+    with pytest.raises(ScheduleError, match="or the loader was closed or sent to a state"):
+        next(items)
+
+
+def test_an_iterator_that_came_to_its_end_stays_there():
+    numbers = CheckpointableLoader(NativeCheckpointableIterator(range(9)))
+    items = iter(numbers)
+    assert list(items) == list(numbers) == list(range(9))
+    assert list(items) == []
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2, 4])
