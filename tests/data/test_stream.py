@@ -12,7 +12,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pipeal.core.errors import ConfigError, DataError
+from pipeal.core.errors import ConfigError, DataError, ScheduleError
 from pipeal.data.batching.binned import BinnedBatchIterator, StreamBatch
 from pipeal.data.batching.bounds import length_bounds
 
@@ -176,6 +176,36 @@ def test_over_size_samples():
     assert dropping.dropped == 2
     single = list(stream(lengths, oversize="single"))
     assert single[:2] == [StreamBatch([21], [1], 21), StreamBatch([40], [3], 40)]
+
+
+@pytest.mark.parametrize("failure", [OSError("disk"), KeyboardInterrupt(), DataError("a sample")])
+def test_a_failure_does_not_leave_a_sample_out(failure):
+    """The sample that was being read was left out of the batches that followed, and of the states."""
+    failing = [failure]
+
+    def length(sample):
+        if sample == 20 and failing:
+            raise failing.pop()
+        return sample
+
+    whole = list(stream(VARIED))
+    broken = BinnedBatchIterator(VARIED, BOUNDS, 80, length=length)
+    found, states = [], [broken.getstate()]
+
+    def walk():
+        for batch in broken:
+            found.append(batch)
+            states.append(broken.getstate())
+
+    with pytest.raises(type(failure)):
+        walk()
+    for _ in range(2):
+        with pytest.raises(type(failure) if isinstance(failure, Exception) else ScheduleError):
+            next(broken)
+        with pytest.raises(ScheduleError, match="no state after a failure"):
+            broken.getstate()
+    broken.setstate(states[-1])
+    assert found + list(broken) == whole
 
 
 def test_an_iterator_that_cannot_be_read_again_gives_batches_but_no_state():

@@ -17,7 +17,7 @@ from typing import Any, Generic, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pipeal.core.errors import ConfigError, DataError
+from pipeal.core.errors import ConfigError, DataError, ScheduleError
 from pipeal.core.samples import Samples
 from pipeal.data.batching.bins import first_of_the_rest, least_wasteful
 from pipeal.data.batching.bounds import checked_bounds
@@ -62,6 +62,8 @@ class BinnedBatchIterator(Iterator[StreamBatch[T]]):
     States hold positions in the source, not samples: to restore one, the source is read again from a place before the
     oldest sample that was waiting, at most ``max_wait`` samples and one mark back.
 
+    An error, of the source or of a sample, is raised again at every further step, until a state is restored.
+
     Args:
         source: What can be read again: an iterator with ``getstate`` and ``setstate``, a sequence, a map-style data
             set, or any other iterable that gives the same samples each time. Of an iterator that is none of these no
@@ -88,6 +90,8 @@ class BinnedBatchIterator(Iterator[StreamBatch[T]]):
     >>> [batch.samples for batch in BinnedBatchIterator(["a", "bbbb", "cc", "d"], [2, 4], budget=4)]
     [['bbbb'], ['a', 'cc'], ['d']]
     """
+
+    _failure: BaseException | None
 
     def __init__(
         self,
@@ -130,6 +134,20 @@ class BinnedBatchIterator(Iterator[StreamBatch[T]]):
         self.setstate(None)
 
     def __next__(self) -> StreamBatch[T]:
+        if isinstance(self._failure, Exception):
+            raise self._failure
+        if self._failure is not None:
+            raise ScheduleError("interrupted within a batch; restore a state taken before")
+        try:
+            return self._next()
+        except StopIteration:
+            raise
+        except BaseException as failure:
+            # The sample that was read last may be in no bin: going on would leave it out.
+            self._failure = failure
+            raise
+
+    def _next(self) -> StreamBatch[T]:
         while not self._ended:
             # Before the next one is read: a batch of a full bin may have gone first.
             oldest = next(iter(self._waiting), self._read)
@@ -161,7 +179,12 @@ class BinnedBatchIterator(Iterator[StreamBatch[T]]):
 
         Raises:
             ConfigError: The source is an iterator without ``getstate``: it cannot be read again.
+            ScheduleError: An error ended the stream.
         """
+        if self._failure is not None:
+            raise ScheduleError(
+                f"no state after a failure ({type(self._failure).__name__}) within a batch; use one taken before it"
+            )
         self._check_return()
         self._forget_marks()
         mark, place = self._marks[0] if self._marks else (self._read, place_of(self._reader, self._read))
@@ -198,6 +221,7 @@ class BinnedBatchIterator(Iterator[StreamBatch[T]]):
         self._waiting: dict[int, int] = {}
         self._marks: deque[tuple[int, Any]] = deque()
         self._ended = False
+        self._failure = None
         self.dropped = int(state["dropped"])
         self._read = int(state["mark"])
         wanted = set(state["waiting"])
