@@ -25,6 +25,7 @@ class Served:
     files: dict[str, bytes] = field(default_factory=dict)
     ranges: bool = True
     cut_after: int | None = None
+    chunk_bytes: int = 0
     asked: list[tuple[str, str | None]] = field(default_factory=list)
     address: str = ""
 
@@ -47,9 +48,16 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
                 self.send_error(416)
                 return
             self.send_response(206 if start else 200)
-            self.send_header("Content-Length", str(len(body) - start))
+            if state.chunk_bytes:
+                self.send_header("Transfer-Encoding", "chunked")
+                starts = range(start, len(body), state.chunk_bytes)
+                chunks = [body[first : first + state.chunk_bytes] for first in starts]
+                sent = b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n"
+            else:
+                self.send_header("Content-Length", str(len(body) - start))
+                sent = body[start:]
             self.end_headers()
-            self.wfile.write(body[start:] if state.cut_after is None else body[start : state.cut_after])
+            self.wfile.write(sent if state.cut_after is None else sent[: state.cut_after - start])
 
         def log_message(self, *args: object) -> None:
             pass

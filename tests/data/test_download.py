@@ -49,6 +49,20 @@ def test_a_cut_download_is_told_and_goes_on(served, tmp_path, ranges):
     assert not (tmp_path / "a.bin.part").exists()
 
 
+@pytest.mark.parametrize("cut_after", [3 * (100_000 + len("186a0\r\n\r\n")), 250_000])
+@pytest.mark.parametrize("md5", [MD5, None])
+def test_a_cut_between_or_within_chunks_is_told(served, tmp_path, cut_after, md5):
+    """Without a length only the last chunk tells that all is there: what came before a cut was taken for the file."""
+    served.files["a.bin"] = BODY
+    served.chunk_bytes, served.cut_after = 100_000, cut_after
+    target = tmp_path / "a.bin"
+    with pytest.raises(DataError, match=r"a\.bin: connection lost \(IncompleteRead.*run the same again"):
+        download(served.address + "a.bin", target, md5=md5)
+    assert not target.exists()
+    served.cut_after = None
+    assert download(served.address + "a.bin", target, md5=md5).read_bytes() == BODY
+
+
 def test_without_checksum_a_part_file_is_not_trusted(served, tmp_path):
     served.files["a.bin"] = BODY
     (tmp_path / "a.bin.part").write_bytes(b"something else")

@@ -129,7 +129,5 @@ def _open(url: str, start: int, timeout_s: float) -> http.client.HTTPResponse | 
 def _read(response: http.client.HTTPResponse, url: str) -> bytes:
     try:
         return response.read(_CHUNK_BYTES)
-    except http.client.IncompleteRead as error:
-        return error.partial  # The caller counts the bytes and tells.
     except (OSError, http.client.HTTPException) as error:
         raise DataError(f"{url}: connection lost ({error}); run the same again to go on from there") from error
