@@ -27,12 +27,13 @@ from torch.utils.data import (
 )
 
 from pipeal.core.errors import ConfigError, DataError
+from pipeal.data.batching import bucket
 from pipeal.data.batching.bounds import round_up
 from pipeal.data.batching.bucket import BucketBatchSampler, EmptyBucketsError
 from pipeal.data.batching.packing import SizeTypeError
 from pipeal.data.batching.ranks import even_batches, steps_of
 from pipeal.data.batching.size_aware import SizeAwareBatchSampler, size_aware_batching
-from pipeal.data.batching.size_ranges import Buckets, create_buckets
+from pipeal.data.batching.size_ranges import Buckets, bucket_of, create_buckets
 from pipeal.data.memory.peaks import collect_cuda_peak_alloc
 
 SIZES = st.lists(st.integers(0, 30), min_size=1, max_size=60)
@@ -973,6 +974,21 @@ def test_sizes_fall_into_buckets_without_rounding(sizes, bounds):
         except EmptyBucketsError:
             found = []
     assert found == wanted
+
+
+def test_many_buckets_do_not_each_look_at_every_sample(monkeypatch):
+    """Building took samples times buckets: minutes over ranges as narrow as sizes allow."""
+    looks = []
+
+    class Watched(np.ndarray):
+        def __array_ufunc__(self, ufunc, method, *inputs, **options):
+            looks.append(ufunc)
+            return getattr(ufunc, method)(*(np.asarray(each) for each in inputs), **options)
+
+    monkeypatch.setattr(bucket, "bucket_of", lambda sizes, bounds: bucket_of(sizes, bounds).view(Watched))
+    sampler = bucketed(np.arange(500), torch.arange(501), shuffle=False)
+    assert list(sampler) == [[index] for index in range(500)]
+    assert len(looks) < 10
 
 
 class TestErrors:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from typing import Any
 from zlib import crc32
 
@@ -139,7 +139,9 @@ class BucketBatchSampler(PassSampler):
         _check_keywords("shared", base_batch_sampler_shared_kwargs)
         self._kwargs = [{**self.base_batch_sampler_shared_kwargs, **own} for own in individual]
         place = bucket_of(self._sizes, bounds)
-        self._members = [np.flatnonzero(place == bucket) for bucket in range(self.num_buckets)]
+        order = np.argsort(place, kind="stable")  # one sort, as the buckets may be tens of thousands
+        edges = np.searchsorted(place[order], np.arange(self.num_buckets + 1)).tolist()
+        self._members = [order[begin:end] for begin, end in pairwise(edges)]
         self.bucket_sizes = torch.tensor([len(members) for members in self._members])
         self.num_samples = inside = int(self.bucket_sizes.sum())
         self.outside = len(self._sizes) - inside
