@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from time import sleep
 
 import pytest
 
-from pipeal.core.lock import FileLock, lock_is_held
+from pipeal.core.lock import FileLock, in_turn, lock_is_held
 from tests.training.run_folders import held
 
 
@@ -78,3 +80,43 @@ def test_who_looks_does_not_keep_others_from_it(tmp_path: Path, monkeypatch: pyt
     assert lock is not None
     assert len(asked) == 4
     lock.release()
+
+
+def test_in_turn_one_works_at_a_time_and_the_file_does_not_stay(tmp_path: Path) -> None:
+    """Each one reads a number, and writes the next one: two at a time would write the same."""
+    lock, counted = tmp_path / "new" / "lock", tmp_path / "counted"
+    counted.write_text("0")
+
+    def count() -> None:
+        for _ in range(4):
+            with in_turn(lock):
+                found = int(counted.read_text())
+                sleep(0.002)
+                counted.write_text(str(found + 1))
+
+    children = []
+    for _ in range(2):
+        if pid := os.fork():
+            children.append(pid)
+            continue
+        count()
+        os._exit(0)
+    with ThreadPoolExecutor(2) as threads:
+        for done in [threads.submit(count) for _ in range(2)]:
+            done.result()
+    assert [os.waitpid(pid, 0)[1] for pid in children] == [0, 0]
+    assert counted.read_text() == "16"
+    assert not lock.exists()
+
+
+def test_in_turn_what_was_killed_keeps_nobody_out(tmp_path: Path) -> None:
+    (tmp_path / "lock").touch()
+    with in_turn(tmp_path / "lock"):
+        assert lock_is_held(tmp_path / "lock")
+    assert not (tmp_path / "lock").exists()
+
+
+def test_in_turn_goes_ahead_where_no_file_can_be_made(tmp_path: Path) -> None:
+    (tmp_path / "a file").touch()
+    with in_turn(tmp_path / "a file" / "lock"):
+        pass

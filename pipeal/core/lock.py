@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import sleep
+
+_log = logging.getLogger(__name__)
 
 _TAKEN = (errno.EACCES, errno.EAGAIN)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 """What a file system without locks says."""
+
+_BETWEEN_LOOKS_S = 0.1
+"""How long :func:`in_turn` waits between two tries."""
 
 _TRIES = 10
 _BETWEEN_TRIES_S = 0.02
@@ -60,6 +68,13 @@ class FileLock:
             _held.add(key)
             return cls(file, key)
 
+    def is_at(self, path: Path) -> bool:
+        """Whether the file still has that name: it may have been removed just before it was locked."""
+        try:
+            return _key(os.stat(path)) == self._key
+        except OSError:
+            return False
+
     def release(self) -> None:
         """Gives it back; a second time does nothing."""
         with _guard:
@@ -67,6 +82,40 @@ class FileLock:
                 _held.discard(self._key)
                 os.close(self._file)
                 self._file = None
+
+
+@contextmanager
+def in_turn(path: Path) -> Iterator[None]:
+    """Waits until no other process or thread is within such a block with the same lock file, and removes it at the end.
+
+    Only what was killed leaves the file, which does no harm: the next one takes it. Where no such file can be made,
+    everybody goes ahead.
+    """
+    lock = None
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = _waited_for(path)
+    try:
+        yield
+    finally:
+        if lock is not None:
+            # First the name: once it is released, another one may hold the file of that name.
+            with suppress(OSError):
+                path.unlink()
+            lock.release()
+
+
+def _waited_for(path: Path) -> FileLock:
+    told = False
+    while (lock := FileLock.take(path)) is None or not lock.is_at(path):
+        if lock is not None:
+            lock.release()
+            continue
+        if not told:
+            _log.info(f"waiting for who holds {path}")
+            told = True
+        sleep(_BETWEEN_LOOKS_S)
+    return lock
 
 
 def lock_is_held(path: Path) -> bool | None:

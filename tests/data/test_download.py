@@ -5,12 +5,16 @@ from __future__ import annotations
 import hashlib
 import re
 import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from pipeal.core import lock
 from pipeal.core.errors import DataError
 from pipeal.data import download
+from pipeal.data.loading.sources import Source, obtain
 
 BODY = bytes(range(256)) * 4000
 MD5 = hashlib.md5(BODY).hexdigest()
@@ -61,6 +65,60 @@ def test_a_cut_between_or_within_chunks_is_told(served, tmp_path, cut_after, md5
     assert not target.exists()
     served.cut_after = None
     assert download(served.address + "a.bin", target, md5=md5).read_bytes() == BODY
+
+
+@pytest.fixture
+def waits(monkeypatch):
+    """Set once a call waits for another one."""
+    found = threading.Event()
+    monkeypatch.setattr(lock, "sleep", lambda _: found.set())
+    return found
+
+
+@pytest.mark.parametrize("md5", [MD5, None])
+def test_two_at_once_fetch_a_file_once(served, tmp_path, waits, md5):
+    """They wrote to one part file, and what was left of it could take the name of the whole one."""
+    served.files["a.bin"] = BODY
+    begun = threading.Event()
+    target = tmp_path / "a.bin"
+
+    def until_the_other_waits(*_):
+        begun.set()
+        waits.wait(2)
+
+    with ThreadPoolExecutor(2) as both:
+        first = both.submit(download, served.address + "a.bin", target, md5=md5, progress=until_the_other_waits)
+        assert begun.wait(10)
+        second = both.submit(download, served.address + "a.bin", target, md5=md5)
+        assert first.result().read_bytes() == second.result().read_bytes() == BODY
+    assert len(served.asked) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["a.bin"]
+
+
+def test_two_at_once_fetch_and_unpack_an_archive_once(served, tmp_path, waits):
+    """The second one found the archive that the first one was about to remove."""
+    served.files["a.zip"] = BODY
+    begun = threading.Event()
+
+    def unpack(archive, folder, files):
+        begun.set()
+        waits.wait(2)
+        assert archive.read_bytes() == BODY
+        (folder / "a.csv").write_bytes(b"unpacked")
+
+    source = Source(served.address + "a.zip", MD5, ("a.csv",), unpack)
+
+    def once():
+        obtain("no a.csv", [source], tmp_path, ["a.csv"], download=True, progress=None)
+
+    with ThreadPoolExecutor(2) as both:
+        first = both.submit(once)
+        assert begun.wait(10)
+        second = both.submit(once)
+        first.result()
+        second.result()
+    assert len(served.asked) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]
 
 
 def test_without_checksum_a_part_file_is_not_trusted(served, tmp_path):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from pipeal.core.errors import DataError
+from pipeal.core.lock import in_turn
 
 __all__ = ["Progress", "download"]
 
@@ -32,7 +33,8 @@ def download(
     """Fetches ``url`` to ``destination``, by way of ``<destination>.part``.
 
     A part file that an earlier call left is continued (HTTP Range), where the server can do so. Without a
-    checksum nothing could tell a stale part file from a good one, so then it starts afresh.
+    checksum nothing could tell a stale part file from a good one, so then it starts afresh. Of several calls for one
+    destination, in whatever processes, one fetches it and the others wait for what it gets.
 
     Args:
         url: An http or https address.
@@ -48,23 +50,12 @@ def download(
         DataError: No connection, an HTTP error, a connection cut (the part file stays, for the next call), a
             wrong checksum (the part file is removed), or a disk that refuses.
     """
+    before = _version(destination)
     part = destination.with_name(destination.name + ".part")
-    try:
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        if md5 is None:
-            part.unlink(missing_ok=True)
-        # A part that is already whole: the last call ended between the last byte and the rename.
-        if md5 is None or not part.is_file() or md5_of(part) != md5.lower():
-            _fetch(url, part, progress, timeout_s)
-            found = md5_of(part) if md5 else None
-            if md5 and found != md5.lower():
-                part.unlink()
-                raise DataError(f"{url}: md5 {found}, wanted md5 {md5}; the bad file is removed, try again")
-        os.replace(part, destination)
-    except OSError as error:
-        raise DataError(
-            f"cannot write {destination}: {error.strerror or error}; make room there or choose another folder"
-        ) from error
+    with in_turn(part.with_name(part.name + ".lock")):
+        # It may have come while another call had its turn.
+        if _version(destination) in (before, None) or (md5 and md5_of(destination) != md5.lower()):
+            _download(url, destination, part, md5, progress, timeout_s)
     return destination
 
 
@@ -82,6 +73,36 @@ def md5_of(path: Path) -> str:
         while chunk := file.read(_CHUNK_BYTES):
             md5.update(chunk)
     return md5.hexdigest()
+
+
+def _download(
+    url: str, destination: Path, part: Path, md5: str | None, progress: Progress | None, timeout_s: float
+) -> None:
+    try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        if md5 is None:
+            part.unlink(missing_ok=True)
+        # A part that is already whole: the last call ended between the last byte and the rename.
+        if md5 is None or not part.is_file() or md5_of(part) != md5.lower():
+            _fetch(url, part, progress, timeout_s)
+            found = md5_of(part) if md5 else None
+            if md5 and found != md5.lower():
+                part.unlink()
+                raise DataError(f"{url}: md5 {found}, wanted md5 {md5}; the bad file is removed, try again")
+        os.replace(part, destination)
+    except OSError as error:
+        raise DataError(
+            f"cannot write {destination}: {error.strerror or error}; make room there or choose another folder"
+        ) from error
+
+
+def _version(path: Path) -> tuple[int, int] | None:
+    """Differs once another file has taken the name; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def _fetch(url: str, part: Path, progress: Progress | None, timeout_s: float) -> None:

@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from pipeal.core.atomic import replacing
 from pipeal.core.errors import DataError
+from pipeal.core.lock import in_turn
 from pipeal.data.loading import download as network
 from pipeal.data.loading.download import Progress
 
@@ -85,21 +86,37 @@ def obtain(
     for source in sources:
         archive, files = folder / source.name, [name for name in source.files if name in missing]
         if files and source.unpack and archive.is_file():
-            network.verify(archive, md5=source.md5)
-            source.unpack(archive, folder, files)
-    missing = [name for name in missing if not (folder / name).is_file()]
+            # In turn: another process may have fetched it, and removes it once it is unpacked.
+            with in_turn(_lock_of(archive)):
+                files = _lacking(folder, files)
+                if files and archive.is_file():
+                    network.verify(archive, md5=source.md5)
+                    source.unpack(archive, folder, files)
+    missing = _lacking(folder, missing)
     wanted = [source for source in sources if not set(source.files).isdisjoint(missing)]
     if missing and not (download and sources):
         urls = " and ".join(source.url for source in wanted)
         raise DataError(f"{lacking}; {f'fetch {urls}, and ' if urls else ''}put it there, or name another data root")
     for source in wanted:
-        try:
-            fetched = network.download(source.url, folder / source.name, md5=source.md5, progress=progress)
-        except DataError as error:
-            raise DataError(f"{error}; or fetch it elsewhere and put {source.name} into {folder}") from error
-        if source.unpack:
-            source.unpack(fetched, folder, [name for name in source.files if name in missing])
-            fetched.unlink()
+        with in_turn(_lock_of(folder / source.name)):
+            files = _lacking(folder, [name for name in source.files if name in missing])
+            if not files:
+                continue  # another process has made them
+            try:
+                fetched = network.download(source.url, folder / source.name, md5=source.md5, progress=progress)
+            except DataError as error:
+                raise DataError(f"{error}; or fetch it elsewhere and put {source.name} into {folder}") from error
+            if source.unpack:
+                source.unpack(fetched, folder, files)
+                fetched.unlink()
+
+
+def _lacking(folder: Path, names: Collection[str]) -> list[str]:
+    return [name for name in names if not (folder / name).is_file()]
+
+
+def _lock_of(file: Path) -> Path:
+    return file.with_name(file.name + ".lock")
 
 
 @contextmanager
