@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import re
+import unicodedata
 
 import pytest
 from hypothesis import given
@@ -24,6 +25,13 @@ from pipeal.data import STOP_WORDS, Vocab, clean
         ("a < b and c > d", ["b", "c"]),
         ("snake_case co-op 3.5", ["snake", "case", "co", "op", "3", "5"]),
         ("Café naïve — “quoted” 東京", ["café", "naïve", "quoted", "東京"]),
+        # Marks upon letters are no letters to \\w, and cut these words to pieces.
+        ("हिन्दी में लिखा", ["हिन्दी", "में", "लिखा"]),
+        ("السَّلَامُ עִבְרִית", ["السَّلَامُ", "עִבְרִית"]),
+        ("cafe\u0301 nai\u0308ve İstanbul", ["café", "naïve", "i\u0307stanbul"]),
+        ("𑄌𑄋𑄴𑄟𑄳𑄦", ["𑄌𑄋𑄴𑄟𑄳𑄦"]),
+        # What only says how a word looks: joiners and variation selectors.
+        ("ශ්\u200dරී 1\ufe0f\u20e3 ❤\ufe0f love \u0338sun", ["ශ්රී", "1", "love", "sun"]),
         ("not good, no!", ["not", "good", "no"]),
         ("isn't it? Of the...", []),
         ("", []),
@@ -38,9 +46,11 @@ def test_stop_words_are_kept_on_demand():
 
 
 @given(st.text())
-def test_words_are_letters_and_digits_and_cleaning_them_again_changes_nothing(text):
+def test_words_are_letters_with_marks_and_digits_and_cleaning_them_again_changes_nothing(text):
     words = clean(text, drop_stop_words=False)
-    assert all(re.fullmatch(r"[^\W_]+", word) for word in words)
+    assert all(re.fullmatch(r"[^\W_]+", word) for word in words if word.isascii())
+    assert all(word[0].isalnum() and unicodedata.is_normalized("NFC", word) for word in words)
+    assert all(char.isalnum() or unicodedata.category(char) in ("Mn", "Mc") for word in words for char in word)
     assert clean(" ".join(words), drop_stop_words=False) == words
     assert clean(text) == [word for word in words if word not in STOP_WORDS]
 
