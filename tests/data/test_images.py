@@ -151,6 +151,30 @@ def test_class_folders_that_do_not_fit(tmp_path, files, message):
         load("cifar10", tmp_path)
 
 
+def test_class_folders_may_be_links_and_hidden_ones_are_none(tmp_path):
+    """A linked class was not there; a notebook's copies of images were one."""
+    shadows = {f"{split}/.ipynb_checkpoints/0-checkpoint.png": encoded() for split in ("train", "test")}
+    zipfile.ZipFile(zipped(tmp_path / "a.zip", cifar_images(**shadows))).extractall(tmp_path)
+    top = tmp_path / "cifar-10-images"
+    (top / "train" / "cat").rename(tmp_path / "cat")
+    (top / "train" / "cat").symlink_to(tmp_path / "cat")
+    (top / "test" / "bird").rename(top / "train" / "bird" / "held out")
+    (top / "test" / "bird").symlink_to(top / "train" / "bird" / "held out")
+    # Circles end: to what is around, directly and by way of another folder.
+    (top / "train" / "cat" / "up").symlink_to(top)
+    (top / "train" / "bird" / "cats").symlink_to(tmp_path / "cat")
+    (tmp_path / "cat" / "birds").symlink_to(top / "train" / "bird")
+    data = load("cifar10", tmp_path)
+    assert data.classes == ("bird", "cat")
+    assert data.train.labels.tolist() == [0, 0, 0, 1, 1, 1]
+    assert data.test.labels.tolist() == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("hidden", ["train/.ipynb_checkpoints/0.png", "train/cat/.0.png"])
+def test_hidden_files_and_folders_of_an_archive_are_none(tmp_path, hidden):
+    assert load("cifar10", broken(tmp_path, **{hidden: encoded()})).train.labels.tolist() == [0, 0, 0, 1, 1, 1]
+
+
 def test_a_broken_archive_is_one_line(tmp_path):
     path = zipped(tmp_path / "cifar-10-images.zip", cifar_images())
     path.write_bytes(path.read_bytes()[:-50])

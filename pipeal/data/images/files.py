@@ -159,19 +159,24 @@ def class_folders(files: Files) -> Listing:
 
 
 def _walk(folder: Path) -> list[str]:
+    """The files below a folder. Links to folders are followed, but not to one that is already being walked through."""
+
     def refuse(error: OSError) -> None:
         raise DataError(f"cannot read {error.filename}: {error.strerror}") from error
 
-    return [
-        name
-        for where, _, files in os.walk(folder, onerror=refuse)
-        for file in files
-        if _is_plain(name := (Path(where) / file).relative_to(folder).as_posix())
-    ]
+    names = []
+    around = {str(folder): frozenset((os.path.realpath(folder),))}
+    for where, folders, files in os.walk(folder, onerror=refuse, followlinks=True):
+        names += [(Path(where) / file).relative_to(folder).as_posix() for file in files]
+        here, inner = around.pop(where), {name: os.path.realpath(os.path.join(where, name)) for name in folders}
+        folders[:] = [name for name, real in inner.items() if _is_plain(name) and real not in here]
+        around |= {os.path.join(where, name): here | {inner[name]} for name in folders}
+    return [name for name in names if _is_plain(name)]
 
 
 def _is_plain(name: str) -> bool:
-    return not name.endswith("/") and not PurePosixPath(name).name.startswith(".")
+    """Whether it is a file, and neither it nor a folder that it is in is hidden."""
+    return not name.endswith("/") and not any(part.startswith(".") for part in PurePosixPath(name).parts)
 
 
 def is_image(name: str) -> bool:
