@@ -168,6 +168,11 @@ class InfinitePermutationSourceIterator(Stage[T]):
         self._take_seed(seed)
         self._finish()
 
+    @property
+    def round_trip(self) -> int:
+        """Among so many items in a row each one is; of a share of permutations, but for one time in 10**17."""
+        return self._items * (2 if self._num_instances == 1 else 40)
+
     def _next(self) -> T:
         number, index = divmod(self._instance_rank + self._yielded * self._num_instances, self._items)
         self._yielded += 1

@@ -18,6 +18,7 @@ from pipeal.core.samples import Samples, as_iterable
 from pipeal.data.checks import at_least
 from pipeal.data.iterators.base import CheckpointableIterator, Stage, State
 from pipeal.data.iterators.checks import a_function, apply, shorter
+from pipeal.data.iterators.sources import InfinitePermutationSourceIterator
 
 __all__ = ["BlockwiseShuffleIterator", "FixedBatchIterator", "SelectManyIterator", "WindowedIterator"]
 
@@ -74,10 +75,14 @@ class SelectManyIterator(WindowStage[T]):
         collection_selector: Gives an iterable (or a map-style data set) for each item, read once and as it is
             needed: the lines of that file. None: the items are iterables themselves.
 
+    Over permutations without end, collections of which none holds anything are a ``DataError``.
+
     >>> from pipeal.data.iterators import NativeCheckpointableIterator
     >>> list(SelectManyIterator(NativeCheckpointableIterator(["ab", "", "c"])))
     ['a', 'b', 'c']
     """
+
+    _empty: int
 
     def __init__(
         self,
@@ -86,12 +91,28 @@ class SelectManyIterator(WindowStage[T]):
     ) -> None:
         super().__init__(source_iterator)
         self._selector = None if collection_selector is None else a_function("collection_selector", collection_selector)
+        self._round_trip = (
+            source_iterator.round_trip if isinstance(source_iterator, InfinitePermutationSourceIterator) else None
+        )
         self._finish()
 
     def _read(self) -> Iterable[T]:
         item = next(self._sources[0])
         collection: Samples[T] = item if self._selector is None else apply(self._selector, item)
         return as_iterable(collection, DataError, "a collection of SelectManyIterator")
+
+    def _turn(self) -> None:
+        self._empty = 0 if self._served else self._empty + 1
+        if self._empty == self._round_trip:
+            raise DataError(
+                f"{self._empty} collections in a row were empty, which is all that there are; wanted at least one with "
+                "items: is it the right folder, and what reads it?"
+            )
+        super()._turn()
+
+    def _begin(self, state: State | None) -> None:
+        super()._begin(state)
+        self._empty = 0
 
 
 class BlockwiseShuffleIterator(WindowStage[T]):

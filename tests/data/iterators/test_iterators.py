@@ -124,6 +124,26 @@ def test_chunks_to_train_on_repeat_shuffled_and_are_shared_out(chunks):
 
 
 @pytest.mark.data
+@pytest.mark.parametrize("instances", [1, 3])
+@pytest.mark.parametrize("prefetch", [False, True])
+def test_chunks_to_train_on_of_which_all_are_empty_are_an_error(instances, prefetch):
+    """They were read over and over, without an item or a word."""
+    reads = Counter()
+
+    def read(chunk):
+        reads[chunk] += 1
+        assert reads.total() < 10_000
+        return chunk
+
+    options = {"buffer_size": 2, "num_instances": instances, "instance_rank": 0, "prefetch": prefetch}
+    empty = its.chunked_dataset_iterator([""] * 9, read, **options)
+    with empty, pytest.raises(DataError, match="collections in a row were empty, which is all that there are"):
+        next(empty)
+    assert reads.total() == 9 * (2 if instances == 1 else 40)
+    with its.chunked_dataset_iterator(["a"] + [""] * 99, read, **options) as one_is_not:
+        assert list(islice(one_is_not, 5)) == ["a"] * 5
+
+
 def test_the_documents_method_on_wikitext(real_data):
     with gzip.open(real_data / "wikitext-2" / "train.txt.gz", "rt", encoding="utf-8") as file:
         lines = [line.strip() for line in file]
