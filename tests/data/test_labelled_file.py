@@ -6,12 +6,13 @@ import csv
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from pipeal.core.errors import DataError
+from pipeal.core.errors import ConfigError, DataError
 from pipeal.data import TextSplit, load_text, load_text_file, published_max_len
 from pipeal.data.text import rows
 
@@ -164,6 +165,20 @@ def test_a_malformed_file_is_named_with_the_line(tmp_path: Path, name: str, cont
     with pytest.raises(DataError, match=told) as error:
         load_text_file(path, path)
     assert "\n" not in str(error.value).replace("\\n", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"text": "text"}, r"text is 'text'; wanted a list of columns, such as \['text'\]"),
+        ({"text": ["label", "text"]}, "the label's column, 'label', is one of the text, .*--label-column"),
+        ({"test_share": float("nan")}, "test_share is nan; wanted a share from 0 to 1"),
+        ({"test_share": 1.5}, "test_share is 1.5; wanted"),
+    ],
+)
+def test_options_that_cannot_be_meant(tmp_path: Path, options: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        load_text_file(written(tmp_path, "x.csv", CSV), **options)
 
 
 def test_a_class_of_which_no_text_is_left_to_train_on_is_told(tmp_path: Path) -> None:

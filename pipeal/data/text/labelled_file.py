@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeal.core.errors import DataError
+from pipeal.core.errors import ConfigError, DataError
 from pipeal.core.names import FILE, is_file
 from pipeal.data.text.datasets import TextDataset, TextSplit
 from pipeal.data.text.lines import read_lines
@@ -44,7 +44,14 @@ def load_text_file(
     Raises:
         DataError: A file cannot be read or is malformed, holds no text or one class alone, or the second one has a
             label that the first has not; or the share leaves nothing to train or to test on.
+        ConfigError: ``text`` is no list of columns, or has that of the label; a share that is not from 0 to 1.
     """
+    if isinstance(text, str):
+        raise ConfigError(f"text is {text!r}; wanted a list of columns, such as [{text!r}]")
+    if label in text:
+        raise ConfigError(f"the label's column, {label!r}, is one of the text, which would tell it; {_NAME_THEM}")
+    if not 0 <= test_share <= 1:
+        raise ConfigError(f"test_share is {test_share}; wanted a share from 0 to 1")
     texts, labels = _read(path, text, label)
     words = sorted({word for word, _ in labels}, key=_whole_numbers_first)
     if len(words) < 2:
