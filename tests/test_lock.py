@@ -109,7 +109,7 @@ def test_in_turn_one_works_at_a_time_and_the_file_does_not_stay(tmp_path: Path) 
     assert not lock.exists()
 
 
-def test_in_turn_what_was_killed_keeps_nobody_out(tmp_path: Path) -> None:
+def test_in_turn_what_was_killed_keeps_no_one_out(tmp_path: Path) -> None:
     (tmp_path / "lock").touch()
     with in_turn(tmp_path / "lock"):
         assert lock_is_held(tmp_path / "lock")
