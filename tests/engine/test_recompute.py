@@ -276,6 +276,23 @@ class WrittenPast(nn.Module):
         return out
 
 
+class Carries(nn.Module):
+    """Goes on from the batch before: its forward assigns to a buffer, which is ``first`` before the first batch."""
+
+    draws_from_default = False
+
+    def __init__(self, first: Tensor | None) -> None:
+        super().__init__()
+        self.into, self.over = nn.Linear(WIDE, WIDE), nn.Linear(WIDE, WIDE)
+        self.register_buffer("state", first)
+
+    def forward(self, x: Tensor) -> Tensor:
+        before = x.new_zeros(WIDE) if self.state is None else self.state
+        out = torch.tanh(self.into(x) + self.over(before))
+        self.state = out.detach().mean(0)
+        return out
+
+
 def normed() -> nn.Module:
     return nn.Sequential(nn.Linear(WIDE, WIDE), nn.BatchNorm1d(WIDE))
 
@@ -293,6 +310,10 @@ USERS: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], nn.Module]
     ),
     "names of arguments that checkpoint has, too": (Named, in_bp),
     "buffers written past their versions": (lambda: nn.Sequential(nn.Sequential(WrittenPast()), block()), in_bp),
+    "buffers that are replaced": (
+        lambda: nn.Sequential(nn.Sequential(Carries(torch.zeros(WIDE))), nn.Sequential(Carries(None)), block()),
+        in_bp,
+    ),
     "buffers that stay as they are": (lambda: nn.Sequential(Prenorm(), Prenorm()), in_bp),
 }
 

@@ -149,12 +149,20 @@ class _Met:
             for name, buffer in owner._buffers.items()
             if buffer is not None
         ]
+        self._empty = [
+            (owner._buffers, name)
+            for owner in part.modules()
+            for name, buffer in owner._buffers.items()
+            if buffer is None
+        ]
         self._draws = replayed()
         self._undo: list[Callable[[], None]] = []
 
     def keep_what_changed(self) -> None:
         """After the forward: lets go of the copies of buffers that it has left alone, such as masks."""
         for buffer in self._buffers:
+            if buffer.place.get(buffer.name) is not buffer.tensor:
+                continue  # the forward has put another in its place
             # A version says nothing of what is written past it, as batch norm does, or through ``.data``. To compare is
             # to wait for a GPU: there only what learns nothing is let go of.
             if buffer.tensor.device.type == "cpu":
@@ -167,6 +175,8 @@ class _Met:
     def __enter__(self) -> None:
         for place, name, weight in self._weights:
             self._put(place, name, weight)
+        for place, name in self._empty:
+            self._put(place, name, None)
         copies: dict[int, Tensor] = {}  # of buffers under several names, one
         for buffer in self._buffers:
             if buffer.copy is not None:
@@ -178,9 +188,9 @@ class _Met:
         while self._undo:
             self._undo.pop()()
 
-    def _put(self, place: dict[str, Any], name: str, tensor: Tensor) -> None:
+    def _put(self, place: dict[str, Any], name: str, tensor: Tensor | None) -> None:
         now = place.get(name)
-        if now is not tensor:
+        if tensor is None or now is not tensor:
             place[name] = tensor
             self._undo.append(partial(place.__setitem__, name, now))
 
