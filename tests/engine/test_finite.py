@@ -203,6 +203,28 @@ def test_batch_norm_would_remember_a_batch_that_was_left_out() -> None:
     assert [int(value) for name, value in buffers.items() if name.endswith("num_batches_tracked")] == [4]
 
 
+class Carries(nn.Linear):
+    """Goes on from the batch before; there is nothing to go on from before the first."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDE, WIDE)
+        self.register_buffer("state", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x if self.state is None else x + self.state)
+        self.state = out.detach().mean(0)
+        return out
+
+
+def test_a_buffer_that_a_first_batch_would_have_filled_is_empty_again() -> None:
+    """It kept the NaN of a batch that was left out, and every later batch was left out for it."""
+    made = package(1)
+    made[0].enc.f = Carries()
+    report = run(made, data(3, poisoned=[0]), "sequential", on_non_finite="skip")
+    assert report.losses[0].isfinite().all(1).tolist() == [False, True, True]
+    assert made[0].enc.f.state.isfinite().all()
+
+
 def test_what_is_finite_goes_on_learning() -> None:
     """Only the loss of the first layer's bridge overflows: the next layer gets a sound packet, and learns."""
     model, wanted = package(), package()

@@ -22,17 +22,17 @@ class Before:
     def __init__(self, module: nn.Module) -> None:
         self._parts = [part for part in module.modules() if part._buffers]
         self._parameters = list(module.parameters())
-        self._buffers: list[tuple[nn.Module, str, Tensor, Tensor]] = []
+        self._buffers: list[tuple[nn.Module, str, Tensor | None, Tensor | None]] = []
         self._gradients: list[Tensor | None] | None = None
 
     @torch.no_grad()
     def keep_buffers(self) -> None:
         """Copies the buffers."""
         self._buffers = [
-            (part, name, buffer, buffer.clone())
+            (part, name, buffer, None if buffer is None else buffer.clone())
             for part in self._parts
             for name, buffer in part._buffers.items()
-            if buffer is not None and not is_lazy(buffer)
+            if buffer is None or not is_lazy(buffer)
         ]
 
     @torch.no_grad()
@@ -40,7 +40,8 @@ class Before:
         """Gives the buffers the values they had."""
         for part, name, buffer, copy in self._buffers:
             part._buffers[name] = buffer
-            if not torch.equal(buffer, copy):  # one that shares its memory with itself cannot be written to
+            # One that shares its memory with itself cannot be written to.
+            if buffer is not None and copy is not None and not torch.equal(buffer, copy):
                 buffer.copy_(copy)
 
     def move_gradients_aside(self) -> None:
