@@ -59,8 +59,14 @@ def tensors(tree: Tree) -> list[Tensor]:
 
 
 def detach(tree: T) -> T:
-    """The same tree, cut from every graph."""
-    return map_tensors(Tensor.detach, tree)
+    """The same tree, cut from every graph; of a weight, or a view of one, it has a copy, which no update changes."""
+    return map_tensors(_detach, tree)
+
+
+def copied(tensor: Tensor) -> Tensor:
+    """A copy, in which what is expanded lies once, as before."""
+    once = tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())]
+    return once.clone().expand(tensor.shape)
 
 
 def detach_alone(tensor: Tensor) -> Tensor:
@@ -98,6 +104,11 @@ def describe(shapes: Shapes) -> str:
     '(2, 3) float32, (2,) int64'
     """
     return ", ".join(f"{tuple(shape)} {str(dtype).removeprefix('torch.')}" for shape, dtype in shapes) or "no tensor"
+
+
+def _detach(tensor: Tensor) -> Tensor:
+    whole = tensor if tensor._base is None else tensor._base
+    return copied(tensor.detach()) if whole.requires_grad and whole.is_leaf else tensor.detach()
 
 
 def _map_leaf(function: Callable[[Tensor], Tensor], leaf: Any) -> Any:

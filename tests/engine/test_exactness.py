@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from pipeal import AE, AL, ENC, ALPackage, PipealError, Pipeline
 from pipeal.core.protocols import UP
+from pipeal.core.tree import detach
 from pipeal.engine import SCHEDULES, Schedule
 from pipeal.methods.layer import LocalLayer
 from pipeal.methods.optimizers import open_optimizer
@@ -229,6 +230,66 @@ def test_a_subclass_that_draws_by_function_is_keyed_without_saying_so(name: str)
     """Symptom: weights differed from run to run. Cause: a subclass inherits ``draws_from_default = False``."""
     found = weights_by_schedule(lambda: ALPackage([UNDECLARED[name]() for _ in range(3)]), data(4, 6))
     assert all(weights == found["sequential"] for weights in found.values())
+
+
+class HandsOnItsOwn(LocalLayer):
+    """Hands on, with the target, what it has learnt so far, and reports a weight as a loss."""
+
+    draws_from_default = False
+
+    def __init__(self, pick: Callable[[HandsOnItsOwn], Tensor]) -> None:
+        super().__init__()
+        self.f, self.table, self.pick = nn.Linear(16, 16), nn.Parameter(torch.randn(3, 16)), pick
+        self.log_var = nn.Parameter(torch.zeros(()))
+        self.register_buffer("mean", torch.zeros(2, 16))
+        self.opt = open_optimizer(None, self, 0.1)
+
+    def forward(self, x: Tensor, y: Any) -> tuple[Tensor, Any]:
+        y, above = y if isinstance(y, tuple) else (y, torch.zeros(()))
+        out = self.f(x) + self.table.mean(0) + above.mean()
+        self.keep(F.mse_loss(out, y) * torch.exp(-self.log_var), self.log_var)
+        return out.detach(), (y, self.pick(self))
+
+    def update(self) -> None:
+        super().update()
+        self.mean.lerp_(self.f.bias.detach(), 0.5)
+
+    def blocks(self) -> dict[str, nn.Module]:
+        return {UP: self.f}
+
+
+OWN: dict[str, Callable[[HandsOnItsOwn], Tensor]] = {
+    "a weight": lambda layer: layer.table.detach(),
+    "a view": lambda layer: detach(layer.table[1:]),
+    "an expanded view": lambda layer: layer.table[1].expand(4, 16).detach(),
+    "a buffer": lambda layer: layer.mean[1],
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_an_update_does_not_change_what_was_handed_on(name: str) -> None:
+    """Symptom: weights differed from run to run. Cause: the next layer was still to read what an update wrote into."""
+
+    def trained(schedule: str, **options: Any) -> list[Tensor]:
+        torch.manual_seed(0)
+        layers = [HandsOnItsOwn(OWN[name]) for _ in range(3)]
+        with Pipeline(layers, "cpu", schedule, threads=1, **options) as pipe:
+            losses = pipe.run(data(4, 3)).losses
+        return [*losses, *(parameter for layer in layers for parameter in layer.parameters())]
+
+    wanted = trained("sequential")
+    assert all(map(torch.equal, trained("pipelined", within_stage="layer"), wanted))
+    assert all(map(torch.equal, trained("pipelined", within_stage="stage"), wanted))
+    assert [losses[0, 1].item() for losses in wanted[:3]] == [0, 0, 0]
+
+
+def test_by_hand_an_update_does_not_change_a_view_that_was_handed_on() -> None:
+    weight = nn.Parameter(torch.ones(3, 2))
+    handed_on = detach({"whole": weight, "view": weight[1:], "wide": weight[0].expand(5, 2), "computed": weight * 2})
+    with torch.no_grad():
+        weight.zero_()
+    assert [value.unique().tolist() for value in handed_on.values()] == [[1], [1], [1], [2]]
+    assert handed_on["wide"].untyped_storage().nbytes() == 8
 
 
 class Langevin(torch.optim.SGD):

@@ -6,6 +6,8 @@ A wrapper is a file beside this one and a line of :mod:`pipeal.engine.runner.bui
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_left
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -13,9 +15,10 @@ import torch
 from torch import Tensor
 
 from pipeal.core.errors import LayerError, ScheduleError
+from pipeal.core.modules import module_of
 from pipeal.core.packet import Packet
 from pipeal.core.protocols import TrainableLayer
-from pipeal.core.tree import Tree, detach_alone, tensors
+from pipeal.core.tree import Tree, copied, detach_alone, map_tensors, tensors
 from pipeal.engine.schedule import Action
 
 
@@ -100,6 +103,7 @@ class Plain(Runner):
 
     def __init__(self, layer: TrainableLayer) -> None:
         self._layer = layer
+        self._kept = [kept for part in module_of(layer).modules() for kept in (part._parameters, part._buffers) if kept]
 
     def forward(self, packet: Packet, x: Tree, y: Tree, rows: range | None = None) -> Passed:  # noqa: ARG002
         """Calls the layer.
@@ -120,14 +124,33 @@ class Plain(Runner):
             raise LayerError(
                 f"the forward returned {_called(onward)}; expected a pair: what the next layer gets, and its target"
             )
-        if any(tensor.requires_grad for tensor in tensors(onward)):
+        found = tensors(onward)
+        if any(tensor.requires_grad for tensor in found):
             raise LayerError(
                 "the forward returned a tensor that is not detached: a gradient of the next layer would flow back into "
                 "this one; return detach(out), y (pipeal.core.tree.detach, for a tensor or any nesting of them)"
             )
         # A user's own loss() may hold a graph, be numbers already, or hold nothing.
         detached = [detach_alone(torch.as_tensor(loss)) for loss in (() if losses is None else losses)]
-        return Passed(onward, detached or None)
+        is_own = self._is_own()
+        if any(map(is_own, found)):
+            onward = map_tensors(lambda one: copied(one) if is_own(one) else one, onward)
+        return Passed(onward, [one.clone() if is_own(one) else one for one in detached] or None)
+
+    def _is_own(self) -> Callable[[Tensor], bool]:
+        """Whether a tensor lies in the memory of a weight or buffer of the layer, into which its update writes while
+        others still read. Memory may be another in each forward, as with an offload."""
+        places = sorted([_place(one) for kept in self._kept for one in kept.values() if one is not None])
+
+        def is_own(tensor: Tensor) -> bool:
+            if tensor.layout is not torch.strided:
+                return False
+            memory = tensor.untyped_storage()
+            begin = memory.data_ptr()
+            first = bisect_left(places, begin)
+            return first < len(places) and places[first] < begin + memory.nbytes()
+
+        return is_own
 
     def backward(self, packet: Packet, rows: range | None = None) -> None:  # noqa: ARG002
         """Backward of its losses."""
@@ -144,6 +167,13 @@ class Plain(Runner):
 
     def forget(self) -> None:
         """A layer keeps what it has."""
+
+
+def _place(tensor: Tensor) -> int:
+    try:
+        return tensor.data_ptr()
+    except (RuntimeError, ValueError):  # sparse, or without a shape yet
+        return 0
 
 
 def _called(found: object) -> str:
