@@ -236,6 +236,7 @@ class HandsOnItsOwn(LocalLayer):
     """Hands on, with the target, what it has learnt so far, and reports a weight as a loss."""
 
     draws_from_default = False
+    mean: Tensor
 
     def __init__(self, pick: Callable[[HandsOnItsOwn], Tensor]) -> None:
         super().__init__()

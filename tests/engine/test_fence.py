@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from typing import Any
 
 import pytest
@@ -349,6 +350,18 @@ def test_a_pipeline_that_is_not_open_has_no_fences() -> None:
     pipe = Pipeline(quick(1))
     with pytest.raises(ScheduleError, match="not open"):
         pipe.snapshot()
+
+
+@pytest.mark.parametrize("schedule", ["sequential", "pipelined"])
+def test_a_fence_that_its_caller_lets_go_of_is_gone(schedule: str) -> None:
+    """A copy of all weights stayed in memory until the next one."""
+    with pipeline(RICH, RICH.build(), schedule, [2, 2]) as pipe:
+        snapshot = pipe.snapshot()
+        snapshot.wait(LIMIT_S)
+        pipe.run(RICH.batches(), cosine)
+        gone = weakref.ref(snapshot)
+        del snapshot
+        assert gone() is None
 
 
 def test_a_fence_holds_nothing_of_the_layers() -> None:

@@ -206,6 +206,8 @@ def test_batch_norm_would_remember_a_batch_that_was_left_out() -> None:
 class Carries(nn.Linear):
     """Goes on from the batch before; there is nothing to go on from before the first."""
 
+    state: Tensor | None
+
     def __init__(self) -> None:
         super().__init__(WIDE, WIDE)
         self.register_buffer("state", None)

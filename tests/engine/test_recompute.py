@@ -280,6 +280,7 @@ class Carries(nn.Module):
     """Goes on from the batch before: its forward assigns to a buffer, which is ``first`` before the first batch."""
 
     draws_from_default = False
+    state: Tensor | None
 
     def __init__(self, first: Tensor | None) -> None:
         super().__init__()

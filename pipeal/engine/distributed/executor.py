@@ -86,8 +86,10 @@ class DistributedExecutor:
         """Puts the snapshot into the line; raises as :meth:`submit`."""
         snapshot.number = next(self._numbers)
         self.node.progress.expect(snapshot)
-        still = {number: other for number, other in self._snapshots.items() if other.is_open}
-        self._snapshots = {**still, snapshot.number: snapshot}  # new, since another thread may look into the old one
+        for number, other in list(self._snapshots.items()):  # the thread that hears of them takes some away, too
+            if not other.is_open:
+                self._snapshots.pop(number, None)
+        self._snapshots[snapshot.number] = snapshot
         self.wait(lambda: self.node.inbox.put(snapshot, TICK_S))
 
     def drain(self) -> None:
@@ -247,6 +249,9 @@ class DistributedExecutor:
                     snapshot.give_up(error)
                     return
             snapshot.add(layer, LayerState(state, losses, splits, facts["kept"]), None, None)
+        if not snapshot.is_open:
+            self._snapshots.pop(snapshot.number, None)
+            self.node.progress.let_go()
 
     def _hear_failed_leg(self, message: Message) -> None:
         error = rebuilt(message.facts["error"], self.node.world.name_of(message.source))

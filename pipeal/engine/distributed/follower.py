@@ -204,6 +204,7 @@ class Server:
             if snapshot is None:
                 return
             self._keep(snapshot)
+            del snapshot  # its states would stay until the next one
 
     def _keep(self, snapshot: Snapshot) -> None:
         found: dict[int, LayerState] = {}

@@ -100,7 +100,7 @@ class SharedProgress:
     def expect(self, snapshot: Snapshot) -> None:
         """Takes note of a snapshot on its way, which :meth:`stop` is to end."""
         with self._changed:
-            self._snapshots = [other for other in self._snapshots if other.is_open]
+            self.let_go()
             self._snapshots.append(snapshot)
             if self.stopped:
                 snapshot.give_up(self._why(snapshot), ended=True)
@@ -109,7 +109,13 @@ class SharedProgress:
         """Notes that a stage has done with a snapshot."""
         with self._changed:
             self._passed[stage] += 1
+            self.let_go()
             self.wake()
+
+    def let_go(self) -> None:
+        """Forgets the snapshots that every stage has come by: they are large, and their caller's."""
+        with self._changed:
+            self._snapshots = [other for other in self._snapshots if other.is_open]
 
     def wait_for_snapshots(self, count: int, timeout_s: float) -> bool:
         """Waits until every stage has done with ``count`` snapshots; otherwise as :meth:`wait`."""
