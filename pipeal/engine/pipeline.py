@@ -179,7 +179,6 @@ class Pipeline:
             undo.enter_context(attention_without_plans(self._kinds))
             undo.enter_context(self._ready())
             self._executor = self._start()
-            self._uneven = False
             self._process_settings = undo.pop_all()
         self._predictor.open()
         return self
@@ -201,7 +200,7 @@ class Pipeline:
             except BaseException as found:  # noqa: BLE001  raised below, once the workers have ended
                 failure = found
         self._executor = None
-        self._uneven = failure is not None and self._begin is not None
+        self._uneven |= failure is not None and self._begin is not None
         for stage in self.stages:
             stage.abandon()
         try:
@@ -267,7 +266,8 @@ class Pipeline:
         another, or later.
 
         Raises:
-            ScheduleError: Layers are gathering gradients for an update to come.
+            ScheduleError: Layers are gathering gradients for an update to come; or a failure has left them at different
+                batches, and nothing has been loaded since.
             Exception: As :meth:`submit`.
         """
         return self._send(Snapshot(self.next_batch, self._layer_count))
@@ -433,6 +433,7 @@ class Pipeline:
 
     def _send(self, snapshot: Snapshot) -> Snapshot:
         executor = self._open()
+        self._require_even()
         self._require_update("what was learnt cannot be saved")
         if self._begin is None:
             for stage in self.stages:
@@ -494,6 +495,15 @@ class Pipeline:
             raise ScheduleError(
                 f"{what} between two batches of one update: layers hold gradients of the batches up to "
                 f"{self.next_batch - 1}; submit the last of them with updates=True"
+            )
+
+    def _require_even(self) -> None:
+        """Refuses what a failure has left, until a state is loaded; to open the pipeline once more does not."""
+        if self._uneven or (self._executor is None and self.left_behind):
+            raise ScheduleError(
+                "a failure ended the pipeline before its layers had all learnt from the batches submitted, and they "
+                "may stand at different ones; load what was saved before, or go on with them as they are in a new "
+                "Pipeline"
             )
 
     def _synchronize(self) -> None:

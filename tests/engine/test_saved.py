@@ -179,7 +179,15 @@ def test_what_a_failure_has_left_is_not_taken_for_a_model(tmp_path: Path, schedu
         pipe.run(nothing(3))
     with pytest.raises(ScheduleError, match="a failure ended the pipeline before its layers had all learnt"):
         pipe.save(tmp_path / "m")
+    with pipe, pytest.raises(ScheduleError, match="a failure ended the pipeline"):  # opened once more, they still do
+        pipe.snapshot()
+    with pytest.raises(ScheduleError, match="a failure ended the pipeline"):
+        pipe.save(tmp_path / "m")
     assert not (tmp_path / "m").exists()
+    sound = Pipeline([*quick(1), Trap("F", 9, throw(ValueError("the trap")))], None, schedule)
+    sound.save(tmp_path / "m")
+    pipe.load(tmp_path / "m")
+    pipe.save(tmp_path / "m")
 
 
 def test_a_failure_after_all_was_learnt_hinders_no_saving(tmp_path: Path) -> None:

@@ -166,11 +166,7 @@ def _load(pipe: Pipeline, path: str | Path) -> None:
 def _states(pipe: Pipeline) -> list[State]:
     executor = pipe._executor
     if executor is None:
-        if pipe._uneven or pipe.left_behind:
-            raise ScheduleError(
-                "a failure ended the pipeline before its layers had all learnt from the batches submitted, and they "
-                "may stand at different ones; save within the `with`, or load what was saved before"
-            )
+        pipe._require_even()
         _refuse_far(pipe, "save within the `with`")
         return [
             # Of offloaded layers no copies are made: they are written from their files.
