@@ -129,7 +129,7 @@ class Position:
         batches: The batches of this turn that are behind it: the number of the next one.
         trained_s: Seconds of training in the epochs of this turn.
         part: What was done of the epoch under way.
-        losses: By layer ``(batches, losses)``: those of ``part`` that the pipeline no longer holds.
+        losses: By layer that reports some, ``(batches, losses)``: those of ``part`` that the pipeline no longer holds.
         rows: One for each epoch of all turns.
         totals: Of all turns, without ``part``.
     """
@@ -238,7 +238,8 @@ def _require_consistent(position: Position) -> None:
                 f"{kept.batches} batches"
             )
     shapes = [tuple(losses.shape) for losses in position.losses]
-    if any(len(shape) != 2 or shape[0] != shapes[0][0] or shape[0] > part.batches for shape in shapes):
+    # A layer may report some batches only.
+    if any(len(shape) != 2 or shape[0] > part.batches for shape in shapes):
         raise ValueError(f"losses: {shapes} of {part.batches} batches")
     if shapes and position.rows and [shape[1] for shape in shapes] != (known := [*map(len, position.rows[-1].losses)]):
         raise ValueError(f"losses: {shapes}, but the row before has {known}, layer by layer")

@@ -439,6 +439,17 @@ def test_losses_in_the_file_of_the_first_layer_are_still_read(folder):
     assert [found.states[number]["mark"] for number in (0, 1)] == [3, 3]
 
 
+def test_a_layer_may_report_no_losses_or_some_batches_only(folder):
+    """Such a checkpoint was written amid an epoch, and then refused as none of a training."""
+    position = Position(batches=3, part=Part(0.5, 3, 12))
+    with CheckpointStore(folder) as store:
+        for losses in ([torch.rand(3, 2)], [torch.rand(3, 2), torch.rand(1, 1)]):
+            state = {"training": position.state(), "data": {}}
+            store.save(3, layers(3), {}, state, epoch={"losses": losses, "splits": 0})
+            found = ResumedTraining.of(newest(folder)[0])
+            assert all(map(torch.equal, found.position.losses, losses))
+
+
 def test_a_checkpoint_may_be_of_some_layers_alone(folder):
     """As a stage that saves its own has it."""
     with CheckpointStore(folder) as store:

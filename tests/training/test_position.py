@@ -133,7 +133,7 @@ def test_a_forged_position_is_one_line(name: str, value: Any) -> None:
         *(None, 3, [1.0], [torch.zeros(3)], [torch.zeros(9, 2)], {"a": 1}),
         [torch.zeros(2, 2)],  # the rows are of two layers, with two losses and one
         [torch.zeros(2, 2), torch.zeros(2, 2)],
-        [torch.zeros(2, 2), torch.zeros(1, 1)],
+        [torch.zeros(2, 2), torch.zeros(4, 1)],
     ],
 )
 def test_forged_losses_are_one_line(losses: Any) -> None:
@@ -143,7 +143,7 @@ def test_forged_losses_are_one_line(losses: Any) -> None:
 
 
 def test_losses_of_the_epoch_under_way_that_fit_the_rows_are_taken() -> None:
-    losses = [torch.zeros(2, 2), torch.zeros(2, 1)]
+    losses = [torch.zeros(2, 2), torch.zeros(1, 1)]  # the second layer has reported on one of the two batches
     assert Position.of(position().state(), losses).losses == losses
 
 
