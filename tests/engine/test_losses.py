@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+from pipeal import LayerError
 from pipeal.engine.runner.losses import LossLog
 
 
@@ -19,3 +21,14 @@ def test_losses_stay_in_the_order_of_batches_however_many_there_are() -> None:
     (found,) = log.take().values()
     assert torch.equal(found, wanted)
     assert log.take() == {}
+
+
+def test_another_number_of_losses_than_before_is_refused() -> None:
+    """Rows of three and of one became rows of two; others were a shape error that named no layer."""
+    log, (one, *more) = LossLog(), torch.zeros(3).unbind()
+    log.add(3, [one, *more])
+    log.add(4, [one])
+    with pytest.raises(LayerError, match="layer 3 reports 1 losses for this batch, but 3 before"):
+        log.add(3, [one])
+    log.take()
+    log.add(3, [one])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pipeal.core.errors import LayerError
+
 
 class LossLog:
     """The local losses of a stage's layers, batch by batch, on their device until the caller takes them.
@@ -16,9 +18,19 @@ class LossLog:
     def __init__(self) -> None:
         self._single: dict[int, list[list[Tensor]]] = {}
         self._blocks: dict[int, list[Tensor]] = {}
+        self._counts: dict[int, int] = {}
 
     def add(self, layer: int, losses: list[Tensor]) -> None:
-        """Keeps one batch's losses of one layer."""
+        """Keeps one batch's losses of one layer.
+
+        Raises:
+            LayerError: They are more or fewer than those before.
+        """
+        if (before := self._counts.setdefault(layer, len(losses))) != len(losses):
+            raise LayerError(
+                f"layer {layer} reports {len(losses)} losses for this batch, but {before} before; expected as many for "
+                "each batch, or none at all for some"
+            )
         single = self._single.setdefault(layer, [])
         single.append(losses)
         if len(single) == 1000:
@@ -38,7 +50,7 @@ class LossLog:
         for layer in list(self._single):
             self._join(layer)
         taken = {layer: torch.cat(blocks).cpu() for layer, blocks in self._blocks.items()}
-        self._single, self._blocks = {}, {}
+        self._single, self._blocks, self._counts = {}, {}, {}
         return taken
 
     def _join(self, layer: int) -> None:
