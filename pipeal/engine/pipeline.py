@@ -238,24 +238,9 @@ class Pipeline:
             ConfigError: ``lr_scale`` is not finite.
         """
         executor = self._open()
-        self._predictor.refuse_while_under_way()
-        if not _is_finite(lr_scale):
-            raise ConfigError(f"lr_scale is {lr_scale!r} for batch {self.next_batch}; expected a finite number")
-        require_samples(self.next_batch, x)
-        if self._begin is None:
-            self._warn_of_evaluation()
-            self._begin = perf_counter()
-            self._restart_clocks()
-        if any(tensor.requires_grad for tensor in tensors((x, y))):  # such as a teacher's answers as targets
-            x, y = detach((x, y))
-        packet = Packet(self.next_batch, x, y, lr_scale, updates, self._sequence, ready_now((x, y)))
-        with self._delivery:
-            executor.submit(packet)
-        self.gathers = not updates
-        self._sequence += 1
-        self.next_batch += 1
-        self._batches += 1
-        self._samples += batch_size(x)
+        with self._predictor.turn:
+            self._predictor.refuse_while_under_way()
+            self._submit(executor, x, y, lr_scale, updates)
 
     def snapshot(self) -> Snapshot:
         """Asks every stage for what its layers have learnt from the batches submitted so far, and from no later one.
@@ -338,6 +323,8 @@ class Pipeline:
     def predict(self, x: Tree, exit_at: int | None = None) -> Tensor:
         """Infers in evaluation mode, on the devices where the layers are, after all batches submitted.
 
+        Another thread than the one that trains may call it, whose :meth:`submit` then waits for the answer.
+
         Args:
             x: The input of the first layer.
             exit_at: How many layers to climb before the bridge; None for all.
@@ -365,6 +352,7 @@ class Pipeline:
     ) -> Generator[Any, None, None]:
         """Infers batch after batch, with the stages at work on several at once, and yields the answers in order.
 
+        While it is under way, :meth:`submit` is refused, from whatever thread.
         Each answer is what :meth:`predict` gives, bit for bit on a CPU with the same ``threads``.
         ``batches`` are drawn ahead of the answers, ``queue_depth`` per stage at most. The model stays in evaluation
         mode until the iterator is exhausted or closed, as leaving a ``for`` over this call does. So long the stages'
@@ -423,12 +411,31 @@ class Pipeline:
         """What the rows of a report and of a timeline are of: the devices, stage by stage."""
         return [name for stage in self.stages for name in stage.device.names]
 
+    def _submit(self, executor: Executor, x: Tree, y: Tree, lr_scale: float, updates: bool) -> None:
+        if not _is_finite(lr_scale):
+            raise ConfigError(f"lr_scale is {lr_scale!r} for batch {self.next_batch}; expected a finite number")
+        require_samples(self.next_batch, x)
+        if self._begin is None:
+            self._warn_of_evaluation()
+            self._begin = perf_counter()
+            self._restart_clocks()
+        if any(tensor.requires_grad for tensor in tensors((x, y))):  # such as a teacher's answers as targets
+            x, y = detach((x, y))
+        packet = Packet(self.next_batch, x, y, lr_scale, updates, self._sequence, ready_now((x, y)))
+        with self._delivery:
+            executor.submit(packet)
+        self.gathers = not updates
+        self._sequence += 1
+        self.next_batch += 1
+        self._batches += 1
+        self._samples += batch_size(x)
+
     def _warn_of_evaluation(self) -> None:
         if isinstance(self.model, nn.Module) and not self.model.training:
             warnings.warn(
                 "the model is trained in evaluation mode, in which dropout drops nothing and batch norm learns no "
                 "statistics; call its train() first (a network in evaluation mode makes a package in evaluation mode)",
-                stacklevel=4,
+                stacklevel=5,
             )
 
     def _send(self, snapshot: Snapshot) -> Snapshot:

@@ -538,6 +538,29 @@ def test_the_pipeline_does_one_thing_at_a_time(schedule: str) -> None:
         assert pipe.run(batches).batches == 3
 
 
+@pytest.mark.parametrize("schedule", ["sequential", "pipelined"])
+def test_a_batch_waits_for_a_prediction_of_another_thread(schedule: str) -> None:
+    """Layers silently learnt in evaluation mode meanwhile."""
+    predicts, goes_on, modes = threading.Event(), threading.Event(), []
+
+    class Watched(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            modes.append(self.training)
+            predicts.set()
+            assert self.training or goes_on.wait(STALL_S)
+            return super().forward(x)
+
+    package = ALPackage([AL(ENC(Watched(4, 4), nn.Linear(4, 4)), AE(nn.Linear(4, 4), nn.Linear(4, 4)))])
+    with Pipeline(package, "cpu", schedule, threads=1) as pipe:
+        other = threading.Thread(target=pipe.predict, args=(torch.ones(2, 4),))
+        other.start()
+        assert predicts.wait(STALL_S)
+        threading.Timer(0.1, goes_on.set).start()
+        pipe.run([(torch.ones(2, 4), torch.ones(2, 4))])
+        other.join()
+    assert modes == [False, True]
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_predictions_between_batches_change_nothing_of_the_training(schedule: str) -> None:
     """And they see what was submitted before them: training is drained first."""

@@ -49,14 +49,16 @@ class RemotePredictor(Predictor):
 
     def one(self, x: Tree, exit_at: int | None) -> Tensor:
         """The logits of one batch."""
-        (found,) = self._travel([x], Journey(self._depth(exit_at)), alone=True)
+        with self.turn:
+            (found,) = self._travel([x], Journey(self._depth(exit_at)), alone=True)
         assert isinstance(found, Tensor)
         return found
 
     def _travel(self, batches: Iterable[Tree], journey: Journey, *, alone: bool = False) -> Generator[Any, None, None]:
-        self.refuse_while_under_way()
-        self._rest()
-        self._under_way = True
+        with self.turn:
+            self.refuse_while_under_way()
+            self._rest()
+            self._under_way = True
         executor = self._executor()
         try:
             way = self._begin(journey.depth)

@@ -31,6 +31,10 @@ class Predictor:
             batches per stage as packets in a queue may be under way.
         serial: Whether the caller does all the work.
         rest: Called before a prediction begins; ends what the stages are at.
+
+    Attributes:
+        turn: Held by the thread that submits a batch or predicts one, or begins to predict several: the modes of the
+            layers are those of either.
     """
 
     def __init__(
@@ -40,6 +44,7 @@ class Predictor:
         self.options = options
         self.serial = serial
         self._rest = rest
+        self.turn = threading.RLock()
         self._under_way = False
         self._keeps = False
         self._idle: Drivers | None = None
@@ -62,11 +67,12 @@ class Predictor:
     def one(self, x: Tree, exit_at: int | None) -> Tensor:
         """The logits of one batch, from the caller's own thread."""
         depth = self._depth(exit_at)
-        self.refuse_while_under_way()
-        self._rest()
-        way = self._begin(depth)
-        with in_mode(modules_below(way, depth), False), intra_op_threads(self.options.threads), _at_home_after(way):
-            return take_over(*drive(Traveller(self.stages).trip(Journey(depth), x, ready_now(x))))
+        with self.turn:
+            self.refuse_while_under_way()
+            self._rest()
+            way = self._begin(depth)
+            with in_mode(modules_below(way, depth), False), intra_op_threads(self.options.threads), _at_home_after(way):
+                return take_over(*drive(Traveller(self.stages).trip(Journey(depth), x, ready_now(x))))
 
     def each(
         self, batches: Iterable[Tree], exit_at: int | None, policy: ExitPolicy | None
@@ -102,9 +108,10 @@ class Predictor:
             for number, x in enumerate(batches):
                 yield Traveller(self.stages, number, abandoned).trip(journey, x, ready_now(x))
 
-        self.refuse_while_under_way()
-        self._rest()
-        self._under_way = True
+        with self.turn:
+            self.refuse_while_under_way()
+            self._rest()
+            self._under_way = True
         try:
             way = self._begin(journey.depth)
             with in_mode(modules_below(way, journey.depth), False), _at_home_after(way):
