@@ -20,6 +20,7 @@ from pipeal.core.thin import nearest, rounded, thin
 from pipeal.core.tree import Tree, shapes_of
 from pipeal.engine.devices import Device, Stamp
 from pipeal.engine.runner.averaging import Together
+from pipeal.engine.runner.before import cut_graphs
 from pipeal.engine.runner.build import LayerRunner, Shared, build_runner
 from pipeal.engine.runner.compile_gate import GATE, Abandoned
 from pipeal.engine.runner.error_context import ErrorContext
@@ -122,8 +123,8 @@ class Stage(Shared):
         self.clock.forget()
 
     def drop_unlearnt(self) -> None:
-        """After a life, once the worker has ended: drops the gradients of an update that never came, and brings home
-        what is offloaded.
+        """After a life, once the worker has ended: drops the graphs and gradients of an update that never came, and
+        brings home what is offloaded.
 
         A second time does nothing: gradients that a state brings along before the next life stay.
 
@@ -133,6 +134,8 @@ class Stage(Shared):
         midway, self._in_hand = self._in_hand is not None, None
         for runner in self.runners.values():
             runner.gathered.forget(midway=midway)
+            if midway:
+                cut_graphs(module_of(runner.layer))  # with one, a layer cannot be copied
         if self.offloaded is not None:
             self.offloaded.rest()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import subprocess
@@ -403,6 +404,37 @@ def test_an_exception_in_the_callers_block_leaves_at_once() -> None:
             pipe.submit(None, None)
         raise ZeroDivisionError
     assert time.perf_counter() - begin < SOON_S  # not the 100 s that the submitted batches would take
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_after_a_failure_layers_can_be_copied(schedule: str) -> None:
+    """Those that had only been through their forward kept its graph, which no copy can have."""
+    package = ALPackage([AL(ENC(nn.Linear(4, 4), nn.Linear(4, 4)), AE(nn.Linear(4, 4), nn.Linear(4, 4)))])
+    layers = [*package, Trap("F", 0, throw(ValueError("the trap")))]
+    with pytest.raises(ValueError, match="the trap"), Pipeline(layers, None, schedule, threads=1) as pipe:
+        pipe.run([(torch.ones(2, 4), torch.ones(2, 4))])
+    copy.deepcopy(package)
+
+
+def test_a_wait_that_another_thread_ends_by_closing_says_so() -> None:
+    gate, found = Gate(), list[str]()
+
+    def waits(pipe: Pipeline) -> None:
+        with pytest.raises(ScheduleError) as raised:
+            pipe.drain()
+        found.append(str(raised.value))
+
+    with pytest.raises(ZeroDivisionError), Pipeline([Trap("F", 0, gate.stand_still_here)], threads=1) as pipe:  # noqa: PT012
+        pipe.submit(None, None)
+        assert gate.reached.wait(SOON_S)
+        other = threading.Thread(target=waits, args=(pipe,))
+        other.start()
+        while not pipe._executor.progress._waiters:  # type: ignore[union-attr]
+            time.sleep(1e-3)
+        threading.Timer(0.1, gate.open).start()
+        raise ZeroDivisionError
+    other.join()
+    assert found == ["the pipeline was closed, by another thread, during this wait"]
 
 
 def test_workers_that_cannot_all_start_do_not_leave_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

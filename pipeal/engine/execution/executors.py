@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 
+from pipeal.core.errors import ScheduleError
 from pipeal.core.options import EngineOptions
 from pipeal.core.packet import Packet
 from pipeal.engine.execution.channel import Link, Stopped
@@ -82,6 +83,7 @@ class InlineExecutor:
 
     def stop(self, why: BaseException | None = None) -> None:  # noqa: ARG002
         """Gives the caller's thread setting back."""
+        self._failure = None  # its frames hold the last batch, and this
         torch.set_num_threads(self._threads_before)
 
 
@@ -131,6 +133,7 @@ class StageThreads:
 
         Raises:
             StallError: Nothing moved for ``stall_timeout_s``.
+            ScheduleError: Another thread called :meth:`stop`.
             Exception: Whatever a stage raised first.
         """
         waiting_since = perf_counter()
@@ -142,8 +145,7 @@ class StageThreads:
                 if perf_counter() - max(self.progress.changed_at, waiting_since) > limit_s:
                     raise stall_report(self.threads, limit_s, self.options.dump_folder, (state, self.progress))
             return
-        assert self.progress.failure is not None  # else nothing would have stopped us
-        raise self.progress.failure
+        raise self.progress.failure or ScheduleError("the pipeline was closed, by another thread, during this wait")
 
 
 class ThreadedExecutor(StageThreads):
