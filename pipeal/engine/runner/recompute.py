@@ -175,8 +175,8 @@ class _Met:
     def __enter__(self) -> None:
         for place, name, weight in self._weights:
             self._put(place, name, weight)
-        for place, name in self._empty:
-            self._put(place, name, None)
+        for holds, name in self._empty:
+            self._put(holds, name, None)
         copies: dict[int, Tensor] = {}  # of buffers under several names, one
         for buffer in self._buffers:
             if buffer.copy is not None:
