@@ -103,7 +103,7 @@ class Plain(Runner):
 
     def __init__(self, layer: TrainableLayer) -> None:
         self._layer = layer
-        self._kept = [kept for part in module_of(layer).modules() for kept in (part._parameters, part._buffers) if kept]
+        self._kept = [kept for part in module_of(layer).modules() for kept in (part._parameters, part._buffers)]
 
     def forward(self, packet: Packet, x: Tree, y: Tree, rows: range | None = None) -> Passed:  # noqa: ARG002
         """Calls the layer.
@@ -143,10 +143,11 @@ class Plain(Runner):
         places = sorted([_place(one) for kept in self._kept for one in kept.values() if one is not None])
 
         def is_own(tensor: Tensor) -> bool:
-            if tensor.layout is not torch.strided:
+            try:
+                memory = tensor.untyped_storage()
+                begin = memory.data_ptr()
+            except _NO_MEMORY:
                 return False
-            memory = tensor.untyped_storage()
-            begin = memory.data_ptr()
             first = bisect_left(places, begin)
             return first < len(places) and places[first] < begin + memory.nbytes()
 
@@ -169,10 +170,14 @@ class Plain(Runner):
         """A layer keeps what it has."""
 
 
+_NO_MEMORY = (RuntimeError, ValueError)
+"""What is raised where a tensor has none of its own to point at: sparse, without a shape yet, or only looked at."""
+
+
 def _place(tensor: Tensor) -> int:
     try:
         return tensor.data_ptr()
-    except (RuntimeError, ValueError):  # sparse, or without a shape yet
+    except _NO_MEMORY:
         return 0
 
 
