@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -35,7 +35,7 @@ class Called(nn.Module):
         names: Of a dict, the arguments that its values are given as; of a tuple, how many positional arguments it is;
             None where the input is one argument.
         given: Other arguments.
-        masks: Which items of the input are masks.
+        masks: Which items of the input are masks, and whether they are true on padding, as PyTorch's own are.
     """
 
     def __init__(
@@ -43,13 +43,13 @@ class Called(nn.Module):
         model: nn.Module,
         names: Sequence[str] | int | None,
         given: Mapping[str, Any],
-        masks: Collection[str | int] = (),
+        masks: Mapping[str | int, bool] | None = None,
     ) -> None:
         super().__init__()
         self.model = model
         self.names = names
         self.given = dict(given)
-        self.masks = tuple(masks)
+        self.masks = dict(masks or {})
 
     def forward(self, x: Tree) -> Tree:
         """The input of a packet to the answer."""
@@ -120,15 +120,17 @@ def called(model: nn.Module, sample: Tree) -> Called:
         ConfigError: The forward cannot be called with it, as far as its arguments tell.
     """
     name = f"{type(model).__name__}.forward"
-    takes = [p for p in inspect.signature(model.forward).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    signature = inspect.signature(model.forward)
+    takes = [p for p in signature.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
     places = [p.name for p in takes]
     required = [p.name for p in takes if p.default is p.empty]
     given: dict[str, Any] = {p: None for p in required[1:] if p in TARGET_NAMES}
-    if "use_cache" in inspect.signature(model.forward).parameters:
+    if "use_cache" in signature.parameters:
         given["use_cache"] = False  # what is kept from one text would be taken for the beginning of the next
-    if isinstance(sample, Mapping) and sample and all(key in places for key in sample):
+    by_name = [p.name for p in signature.parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    if isinstance(sample, Mapping) and sample and all(key in by_name for key in sample):
         left = {key: given[key] for key in given if key not in sample}
-        return Called(model, tuple(sample), left, [key for key in sample if "mask" in key])
+        return Called(model, tuple(sample), left, _masks(zip(sample, sample, strict=True)))
     if type(sample) is not tuple or len(places) - len(given) < 2 or len(sample) > len(places):
         needed = [place for place in required if place not in given]
         if len(needed) > 1:
@@ -137,7 +139,7 @@ def called(model: nn.Module, sample: Tree) -> Called:
                 f"batch as a tuple, ({', '.join(needed)}), or as a dict, {{{', '.join(f'{n!r}: …' for n in needed)}}}"
             )
         return Called(model, None, given)
-    masks = [number for number, place in enumerate(places[: len(sample)]) if "mask" in place]
+    masks = _masks(enumerate(places[: len(sample)]))
     one, several = Called(model, None, given), Called(model, len(sample), given, masks)
     if len(required) - len(given) < 2 and _runs(one, sample):  # one argument that is a tuple
         return one
@@ -149,6 +151,11 @@ def called(model: nn.Module, sample: Tree) -> Called:
                 f"batches dicts: {{{places[0]!r}: …, 'attention_mask': …}}"
             )
     return several
+
+
+def _masks(names: Iterable[tuple[str | int, str]]) -> dict[str | int, bool]:
+    """The arguments called masks, and whether they are called so for what they hide."""
+    return {key: "padding_mask" in name or "pad_mask" in name for key, name in names if "mask" in name}
 
 
 def _what_is_given(sample: Tree) -> str:

@@ -11,6 +11,7 @@ import operator
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
+import torch
 from torch import Tensor, fx
 
 from pipeal.core.errors import ConfigError
@@ -58,7 +59,8 @@ def crossing_at(
 
 
 def masks_of(traced: Traced) -> list[fx.Node]:
-    """The inputs of the model that are masks, and what a submodule makes of the input that says that it gives one."""
+    """The inputs of the model that are masks, and what a submodule makes of the input that says that it gives one; all
+    true on words: of a mask that is true on padding the opposite, which the graph gets a step for."""
 
     def is_mask(node: fx.Node) -> bool:
         if node.op == "call_module":
@@ -67,7 +69,17 @@ def masks_of(traced: Traced) -> list[fx.Node]:
             return False
         return node.args[0].op == "placeholder" and node.args[1] in traced.root.masks
 
-    return [node for node in traced.graph.nodes if is_mask(node)]
+    def on_words(node: fx.Node) -> fx.Node:
+        if node.op == "call_module" or not traced.root.masks[node.args[1]]:  # type: ignore[index]
+            return node
+        with traced.graph.inserting_after(node):
+            opposite = traced.graph.call_function(torch.logical_not, (node,))
+        value = traced.values.get(node)
+        if isinstance(value, Tensor):
+            traced.values[opposite] = value.logical_not()
+        return opposite
+
+    return [on_words(node) for node in list(traced.graph.nodes) if is_mask(node)]
 
 
 def answer_of(traced: Traced, masks: Sequence[fx.Node]) -> dict[fx.Node, Kind] | None:

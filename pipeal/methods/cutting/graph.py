@@ -41,9 +41,9 @@ def cut_graph(model: nn.Module, split: Sequence[str], sample: Tree = None) -> li
     """
     traced = trace_model(model, {parent for name in split for parent in parents(name)}, sample, split)
     graph, root = traced.graph, traced.root
+    masks = masks_of(traced)
     piece_of = _assign(graph, split, model)
     numbers = sorted(set(piece_of.values()))
-    masks = masks_of(traced)
     crossing = {number: crossing_at(graph, piece_of, number, split[number - 1], masks) for number in numbers[1:]}
     if sample is not None:
         shared = shared_by_all(traced, sample, {node for kinds in crossing.values() for node in kinds})

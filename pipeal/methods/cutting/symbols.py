@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
 from types import TracebackType
@@ -34,7 +34,7 @@ _MAKERS = ("empty", "eye", "full", "ones", "rand", "randn", "zeros")
 Place = tuple[dict[str, Any], str]
 """Where a function is called from: the globals of a module of Python, and its name there."""
 
-Values = Mapping[fx.Node, Any]
+Values = dict[fx.Node, Any]
 """What nodes stand for in some sample, as far as that is known."""
 
 

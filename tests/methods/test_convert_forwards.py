@@ -1,0 +1,59 @@
+"""What forwards do between the cuts beside computing: masks of padding, by either truth value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipeal import ALPackage
+
+
+class Texts(nn.Module):
+    """An encoder of PyTorch's own layers, whose mask is true on padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 8)
+        layers = (nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True) for _ in range(2))
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, ids: Tensor, src_key_padding_mask: Tensor) -> Tensor:
+        x = self.embedding(ids)
+        for layer in self.layers:
+            x = layer(x, src_key_padding_mask=src_key_padding_mask)
+        return x
+
+
+class ByName(Texts):
+    """The same, with arguments that have to be named."""
+
+    def forward(self, *, ids: Tensor, pad_mask: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(ids, pad_mask)
+
+
+@pytest.mark.parametrize("task", ["classification", "per-place"])
+@pytest.mark.parametrize("network", [Texts, ByName])
+def test_padding_changes_no_answer_under_a_mask_that_is_true_on_padding(network: type[Texts], task: Any) -> None:
+    torch.manual_seed(0)
+    ids, padding = torch.randint(1, 20, (4, 6)), torch.zeros(4, 6, dtype=torch.bool)
+    padding[:2, 4:] = True
+
+    def given(ids: Tensor, padding: Tensor) -> Any:
+        return (ids, padding) if network is Texts else {"ids": ids, "pad_mask": padding}
+
+    split = ["layers.0", "layers.1"]
+    package = ALPackage.from_bp(network(), given(ids, padding), 3, split=split, task=task, code=8).eval()
+    other = torch.where(padding, 7, ids)
+    for exit_at in (1, 2, 3):
+        wanted, found = (package.infer(given(one, padding), exit_at) for one in (ids, other))
+        words = ~padding if task == "per-place" else slice(None)
+        torch.testing.assert_close(found[words], wanted[words])
+    if task == "per-place":
+        losses = []
+        for targets in (torch.zeros_like(ids), torch.zeros_like(ids).masked_fill(padding, 1)):
+            package[0](given(ids, padding), targets)
+            losses.append(package[0].loss())
+        assert losses[0] == losses[1]
