@@ -1,4 +1,4 @@
-"""What forwards do between the cuts beside computing: masks of padding, by either truth value."""
+"""What forwards do between the cuts beside computing: masks of padding, and what they assign."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeal import ALPackage
+from pipeal import ALPackage, ConfigError
+from pipeal.methods.cutting.cut import cut
 
 
 class Texts(nn.Module):
@@ -57,3 +58,49 @@ def test_padding_changes_no_answer_under_a_mask_that_is_true_on_padding(network:
             package[0](given(ids, padding), targets)
             losses.append(package[0].loss())
         assert losses[0] == losses[1]
+
+
+class Net(nn.Module):
+    """Three linear maps; subclasses put them together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Linear(4, 4) for _ in range(3))
+        self.register_buffer("seen", torch.zeros(()))
+
+
+class Counts(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen: Tensor = self.seen + 1
+        return self.c(self.b(self.a(x)))
+
+
+class Remembers(Net):
+    """Makes a ramp once, and notes what it has computed."""
+
+    ramp: Tensor | None = None
+    last: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.ramp is None:
+            self.ramp = torch.arange(x.shape[1])[None, :, None]
+        self.last = self.a(x)
+        return self.c(self.b(self.last) + self.ramp) * self.ramp
+
+
+def test_a_buffer_that_would_be_assigned_in_vain_is_told_and_stays() -> None:
+    """A symbol was left in its place, at which the network's own next forward stumbled."""
+    network = Counts()
+    with pytest.raises(ConfigError, match=r"assigns to 'seen', which would be lost .*\(self.seen.add_\(1\)"):
+        cut(network, ["b", "c"], torch.rand(2, 3, 4))
+    assert network.seen.item() == 0
+    network(torch.rand(2, 3, 4))
+    assert network.seen.item() == 1
+
+
+def test_what_is_made_once_is_made_for_every_size() -> None:
+    network = Remembers()
+    parts = [part.module for part in cut(network, ["b", "c"], torch.rand(2, 3, 4))]
+    assert not {"ramp", "last"} & set(vars(network))
+    x = torch.rand(5, 7, 4)
+    torch.testing.assert_close(nn.Sequential(*parts)(x), network(x))

@@ -92,7 +92,7 @@ class _Tracer(fx.Tracer):
 
     def create_arg(self, a: Any) -> Any:
         """Objects without symbols, such as a model's configuration, become attributes of the root."""
-        if dataclasses.is_dataclass(a) and not isinstance(a, type) and not _has_symbols(vars(a)):
+        if dataclasses.is_dataclass(a) and not isinstance(a, type) and not has_symbols(vars(a)):
             return self._hold(a)  # fx would make another each time, of its fields alone
         try:
             return super().create_arg(a)
@@ -184,7 +184,8 @@ def _outermost_function(at: TracebackType | None) -> Place | None:
     return None
 
 
-def _has_symbols(tree: Tree) -> bool:
+def has_symbols(tree: Tree) -> bool:
+    """Whether there is one in it."""
     return any(isinstance(leaf, fx.Proxy) for leaf in pytree.tree_leaves(tree))
 
 
@@ -195,7 +196,7 @@ def _standing_for(whole: Collection[Place], tracer: _Tracer) -> Iterator[None]:
 
     def standing_for(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            if not _has_symbols((args, kwargs)):
+            if not has_symbols((args, kwargs)):
                 return function(*args, **kwargs)
             return tracer.create_proxy("call_function", function, args, kwargs)
 

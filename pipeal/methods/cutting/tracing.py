@@ -10,7 +10,7 @@ doing so: it is run twice, once in each mode, and where the two differ by that a
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from traceback import walk_tb
@@ -29,7 +29,7 @@ from pipeal.core.tree import Tree
 from pipeal.methods.cutting.calling import Called, called, why_not
 from pipeal.methods.cutting.piece import TrainingFlag
 from pipeal.methods.cutting.probe import probing
-from pipeal.methods.cutting.symbols import FLAG, Values, trace
+from pipeal.methods.cutting.symbols import FLAG, Values, has_symbols, trace
 
 LIST_INSTEAD = (
     "or pass a list of modules instead, each taking what the one before returns: "
@@ -71,13 +71,16 @@ def trace_model(model: nn.Module, around: Collection[str], sample: Tree, split: 
     root = Called(model, None, {}) if sample is None else called(model, sample)
     root.training = model.training
     looked_into = {"model", *(f"model.{name}" for name in around)}
+    held = _Held({"": model, **{name: model.get_submodule(name) for name in around}})
     try:
-        with torch.random.fork_rng([]):
+        with held, torch.random.fork_rng([]):
             with probing(model):
                 evaluation, values = trace(root, looked_into, sample)
+                held.without_symbols(evaluation)
             torch.rand(1)  # what the forward draws by itself is to differ from what it just drew, or it goes unseen
             with in_mode([model], True):
                 train, values = trace(root, looked_into, known=[values.get(node) for node in evaluation.nodes])
+            held.without_symbols(train)
     except ConfigError:
         raise
     except Exception as error:  # a user's forward, on symbols, may raise anything
@@ -87,6 +90,49 @@ def trace_model(model: nn.Module, around: Collection[str], sample: Tree, split: 
             f"{first_line(error)}; {why}"
         ) from error
     return Traced(_both_modes(train, evaluation, root, _hint(model, split)), root, values)
+
+
+class _Held:
+    """What modules hold: after a forward on symbols, which may assign some of it, it is as it was.
+
+    Args:
+        modules: By name.
+    """
+
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+        self._before: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+            (name, held, dict(held)) for name, module in modules.items() for held in (vars(module), module._buffers)
+        ]
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        for _, held, before in self._before:
+            held.clear()
+            held.update(before)
+
+    def without_symbols(self, graph: fx.Graph) -> None:
+        """Takes symbols out; what is merely kept, or made once and kept, is computed each time.
+
+        Raises:
+            ConfigError: One replaced a tensor that the next batch would need.
+        """
+        read = {node.target for node in graph.nodes if node.op == "get_attr"}
+        for module, held, before in self._before:
+            for key in [key for key, value in held.items() if has_symbols(value)]:
+                name = f"{module}.{key}" if module else key
+                is_state = "_buffers" not in before or f"model.{name}" in read
+                if is_state and isinstance(before.get(key), Tensor):
+                    raise ConfigError(
+                        f"between the cuts, the forward assigns to {name!r}, which would be lost after the batch; "
+                        f"write into the tensor that is there (self.{key}.add_(1), self.{key}.copy_(...)), or put that "
+                        "into a submodule"
+                    )
+                if key in before:
+                    held[key] = before[key]
+                else:
+                    del held[key]
 
 
 def parents(name: str) -> list[str]:
