@@ -104,3 +104,32 @@ def test_what_is_made_once_is_made_for_every_size() -> None:
     assert not {"ramp", "last"} & set(vars(network))
     x = torch.rand(5, 7, 4)
     torch.testing.assert_close(nn.Sequential(*parts)(x), network(x))
+
+
+class Off(Net):
+    """Turns gradients off where weights are used, and where a mask is made."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            x = self.a(x)
+            large = x > 0
+        return self.c(self.b(x) * large)
+
+
+class Cast(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.a(x)
+        with torch.autocast("cpu", torch.bfloat16):
+            x = self.b(x)
+        return self.c(x.float())
+
+
+def test_modes_that_parts_would_lose_are_told() -> None:
+    """A part trained weights that the forward leaves alone, and computed without autocast."""
+    with pytest.raises(ConfigError, match=r"turns gradients off \(torch.no_grad, set_grad_enabled\)"):
+        cut(Off(), ["b", "c"], torch.rand(2, 4))
+    frozen = Off()
+    frozen.a.requires_grad_(False)
+    assert len(cut(frozen, ["b", "c"], torch.rand(2, 4))) == 3
+    with pytest.raises(ConfigError, match=r"begins or ends torch\.autocast"):
+        cut(Cast(), ["b", "c"], torch.rand(2, 4))

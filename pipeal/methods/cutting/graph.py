@@ -21,6 +21,7 @@ from torch import fx, nn
 from pipeal.core.errors import ConfigError
 from pipeal.core.tree import Tree
 from pipeal.methods.cutting.crossing import Kind, answer_of, crossing_at, masks_of, reads_shape, shared_by_all
+from pipeal.methods.cutting.gradients import refuse_lost_gradients
 from pipeal.methods.cutting.piece import Piece, TrainingFlag, for_each_sample, of_one_sample, shape_alone
 from pipeal.methods.cutting.symbols import FLAG
 from pipeal.methods.cutting.tracing import children_of, parents, trace_model
@@ -40,6 +41,7 @@ def cut_graph(model: nn.Module, split: Sequence[str], sample: Tree = None) -> li
             order is another one, or nothing crosses a cut.
     """
     traced = trace_model(model, {parent for name in split for parent in parents(name)}, sample, split)
+    refuse_lost_gradients(traced)
     graph, root = traced.graph, traced.root
     masks = masks_of(traced)
     piece_of = _assign(graph, split, model)

@@ -20,6 +20,7 @@ from torch import Tensor, fx, nn
 # As in pipeal.core.tree: private by name, but what fx itself stands on.
 from torch.utils import _pytree as pytree
 
+from pipeal.core.errors import ConfigError
 from pipeal.core.tree import Tree
 
 FLAG = "training_or_not"
@@ -27,6 +28,9 @@ FLAG = "training_or_not"
 
 HELD = "held_"
 """Prefix of the attributes that hold arguments of functions which are neither tensors nor modules."""
+
+NO_GRAD = "no_grad"
+"""What the ``meta`` of a node has where the forward has turned gradients off."""
 
 _MAKERS = ("empty", "eye", "full", "ones", "rand", "randn", "zeros")
 """Functions of torch that make tensors, of sizes that may be symbols, which they do not take."""
@@ -74,6 +78,7 @@ class _Tracer(fx.Tracer):
         self._around = around
         self._sample = sample
         self._known = known
+        self._has_grad, self._autocast = torch.is_grad_enabled(), _autocast()
         self._computing = False  # real tensors, in submodules that fx has put its own __call__ into
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:  # noqa: ARG002
@@ -108,7 +113,14 @@ class _Tracer(fx.Tracer):
         return self.create_node("get_attr", name, (), {})
 
     def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *more: Any, **options: Any) -> fx.Proxy:
+        if _autocast() != self._autocast:
+            raise ConfigError(
+                "between the cuts, the forward begins or ends torch.autocast, which its parts would not; put that into "
+                "a submodule, or give the whole run its precision"
+            )
         made = super().create_proxy(kind, target, args, kwargs, *more, **options)
+        if self._has_grad and not torch.is_grad_enabled():
+            made.node.meta[NO_GRAD] = True
         if self._sample is not None:
             self._compute(made.node)
         elif len(self.graph.nodes) <= len(self._known):
@@ -164,6 +176,10 @@ class _Symbol(fx.Proxy):
     def _value(self) -> Any:
         values = getattr(object.__getattribute__(self, "tracer"), "values", {})
         return values.get(object.__getattribute__(self, "node"))
+
+
+def _autocast() -> tuple[bool, ...]:
+    return tuple(torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
 
 
 def _outermost_function(at: TracebackType | None) -> Place | None:

@@ -78,7 +78,7 @@ def trace_model(model: nn.Module, around: Collection[str], sample: Tree, split: 
                 evaluation, values = trace(root, looked_into, sample)
                 held.without_symbols(evaluation)
             torch.rand(1)  # what the forward draws by itself is to differ from what it just drew, or it goes unseen
-            with in_mode([model], True):
+            with in_mode([model], True), torch.enable_grad():
                 train, values = trace(root, looked_into, known=[values.get(node) for node in evaluation.nodes])
             held.without_symbols(train)
     except ConfigError:
