@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from pipeal import ALPackage, ConfigError
 from pipeal.methods.cutting.cut import cut
+from tests.messages import messages
 
 
 class Texts(nn.Module):
@@ -133,3 +134,33 @@ def test_modes_that_parts_would_lose_are_told() -> None:
     assert len(cut(frozen, ["b", "c"], torch.rand(2, 4))) == 3
     with pytest.raises(ConfigError, match=r"begins or ends torch\.autocast"):
         cut(Cast(), ["b", "c"], torch.rand(2, 4))
+
+
+class Late(Net):
+    """Uses late what it computes early: of a weight, of a weight and sizes, and of the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.token = nn.Parameter(torch.ones(4)), nn.Parameter(torch.randn(1, 4))
+        self.beside = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale, token, beside = self.scale.exp(), self.token.expand(x.shape[0], -1), self.beside(x)
+        x = self.b(self.a(x).relu())
+        return self.c(x * scale + token + beside)
+
+
+def test_a_step_on_weights_alone_is_taken_where_it_trains_and_other_weights_are_told() -> None:
+    """What crosses a cut beside the first value is detached: these weights stayed as they were, without a word."""
+    torch.manual_seed(0)
+    network, x = Late(), torch.randn(8, 4)
+    with messages() as said:
+        package = ALPackage.from_bp(network, x, 3, split=["b", "c"], code=8)
+    assert ["beside.weight, beside.bias" in line for line in said if "will not train" in line] == [True]
+    before = {name: weight.clone() for name, weight in network.named_parameters()}
+    for _ in range(2):
+        package(x, torch.arange(8) % 3)
+        package.backward()
+        package.update()
+    still = [name for name, weight in network.named_parameters() if torch.equal(weight, before[name])]
+    assert still == ["beside.weight", "beside.bias"]

@@ -57,6 +57,7 @@ from pipeal.methods.optimizers import OptimizerFactory
 LETTERS = ("f", "b", "g", "h")
 
 _META = torch.device("meta")
+_SHOWN = 8
 
 
 def convert(
@@ -114,6 +115,7 @@ def _convert(
         if "b" not in piece.own and piece.pool is None:
             _check_batch_first(piece.where, piece.gives, sample)
     _tell_of_classifier(how, pieces[-1])
+    _tell_of_unreached(parts)
     layers, shapes = _layers(how, pieces, sample, on_meta=on_meta)
     refuse_ties([Part(part.name, layer) for part, layer in zip(parts, layers, strict=True)])
     say_origin(layers)
@@ -144,6 +146,18 @@ def _tell_of_classifier(how: Conversion, last: Forward) -> None:
             "nn.Identity() in its place",
             logging.WARNING,
         )
+
+
+def _tell_of_unreached(parts: Sequence[Part]) -> None:
+    for number, part in enumerate(parts):
+        names = part.module.unreached if isinstance(part.module, Piece) else ()
+        if names:
+            shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+            tell_once(
+                f"layer {number} ({part.name!r}) has weights that will not train: {shown}; what they give is used "
+                "after the cut alone, and gradients cross no cut; cut elsewhere, or compute it where it is used",
+                logging.WARNING,
+            )
 
 
 def _piece(

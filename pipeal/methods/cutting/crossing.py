@@ -119,9 +119,9 @@ def is_free(node: fx.Node) -> bool:
     """Whether a value depends on shapes and constants alone, so that it costs next to nothing to compute it again."""
     if reads_shape(node):
         return True
-    if node.op not in ("call_function", "call_method") or may_draw_between(node) or _is_written_to(node):
+    if node.op not in ("call_function", "call_method") or may_draw_between(node) or is_written_to(node):
         return False
-    return all((one.op == "get_attr" and _is_constant(one)) or is_free(one) for one in node.all_input_nodes)
+    return all((one.op == "get_attr" and is_constant(one)) or is_free(one) for one in node.all_input_nodes)
 
 
 def reads_shape(node: fx.Node) -> bool:
@@ -131,17 +131,21 @@ def reads_shape(node: fx.Node) -> bool:
     return node.op == "call_method" and node.target in ("size", "dim", "numel", "ndimension")
 
 
-def _is_constant(node: fx.Node) -> bool:
+def is_constant(node: fx.Node) -> bool:
     """Whether it is a tensor that fx has made of what the forward wrote out, or an object that it holds."""
     return str(node.target).startswith(("_tensor_constant", HELD))
 
 
-def _is_written_to(node: fx.Node) -> bool:
-    def writes(user: fx.Node) -> bool:
-        target = user.target if isinstance(user.target, str) else getattr(user.target, "__name__", "")
-        return target == "setitem" or (target.endswith("_") and not target.endswith("__"))
-
+def is_written_to(node: fx.Node) -> bool:
+    """Whether a step writes into what this one gave."""
     return any(writes(user) and user.args[:1] == (node,) for user in node.users)
+
+
+def writes(node: fx.Node) -> bool:
+    """Whether a step writes into its first argument."""
+    target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    is_step = node.op in ("call_function", "call_method") and bool(node.args)
+    return is_step and (target == "setitem" or (target.endswith("_") and not target.endswith("__")))
 
 
 def _has_shape(value: Any, shape: Sequence[int]) -> bool:

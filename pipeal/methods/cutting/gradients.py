@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -9,7 +11,8 @@ from torch import fx, nn
 
 from pipeal.core.errors import ConfigError
 from pipeal.core.tree import tensors
-from pipeal.methods.cutting.crossing import reads_shape
+from pipeal.methods.cutting.crossing import Kind, is_constant, is_free, is_written_to, reads_shape, writes
+from pipeal.methods.cutting.piece import may_draw_between
 from pipeal.methods.cutting.symbols import FLAG, NO_GRAD
 from pipeal.methods.cutting.tracing import Traced
 
@@ -29,9 +32,55 @@ def refuse_lost_gradients(traced: Traced) -> None:
             if NO_GRAD in node.meta:
                 raise ConfigError(
                     "between the cuts, the forward turns gradients off (torch.no_grad, set_grad_enabled), which its "
-                    "parts would not; freeze the weights concerned (requires_grad_(False)), write x.detach() there, or put "
-                    "that into a submodule"
+                    "parts would not; freeze the weights concerned (requires_grad_(False)), write x.detach() there, or "
+                    "put that into a submodule"
                 )
+
+
+def of_weights_alone(graph: fx.Graph, root: nn.Module) -> set[fx.Node]:
+    """The steps on weights alone that nothing else uses: they can as well be computed where their values are used."""
+    modules = [root.get_submodule(str(n.target)) for n in graph.nodes if n.op == "call_module" and n.target != FLAG]
+    elsewhere = {id(one) for module in modules for one in (*module.parameters(), *module.buffers())}
+    uses = Counter(node.target for node in graph.nodes if node.op == "get_attr" for _ in node.users)
+    found = set[fx.Node]()
+
+    def is_weight(node: fx.Node) -> bool:
+        if node.op != "get_attr" or is_constant(node):
+            return node.op == "get_attr"
+        alone = uses[node.target] == 1 and id(attrgetter(str(node.target))(root)) not in elsewhere
+        return alone and not is_written_to(node)
+
+    for node in graph.nodes:
+        inputs = node.all_input_nodes
+        if not node.op.startswith("call_") or node.op == "call_module" or may_draw_between(node) or is_written_to(node):
+            continue
+        if not is_free(node) and all(one in found or is_free(one) or is_weight(one) for one in inputs):
+            found.add(node)
+    return found
+
+
+def unreached(
+    traced: Traced,
+    piece_of: Mapping[fx.Node, int],
+    number: int,
+    leaving: Mapping[fx.Node, Kind],
+    masks: Collection[fx.Node],
+) -> tuple[str, ...]:
+    """The weights behind what a piece hands on beside its first value: it is detached, and takes no gradient back."""
+    first, *others = leaving
+    values = [one for one in others if leaving[one] != "shape" and one not in masks]
+    beside = [one for one in values if _may_have(traced.values.get(one))]
+
+    def weights(ends: Iterable[fx.Node]) -> dict[str, None]:
+        behind = set(ends)
+        for node in reversed(traced.graph.nodes):
+            if node in behind or (writes(node) and node.args[0] in behind):
+                behind.update([node, *node.all_input_nodes] if piece_of.get(node) == number else [])
+        own = [node for node in traced.graph.nodes if node in behind and piece_of.get(node, number) == number]
+        return dict.fromkeys(name for node in own for name in _trained(node, traced.root))
+
+    trained = weights([first])
+    return tuple(name.removeprefix("model.") for name in weights(beside) if name not in trained)
 
 
 def _may_have(value: Any) -> bool:

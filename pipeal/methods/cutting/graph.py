@@ -20,8 +20,9 @@ from torch import fx, nn
 
 from pipeal.core.errors import ConfigError
 from pipeal.core.tree import Tree
+from pipeal.methods.cutting.calling import Called
 from pipeal.methods.cutting.crossing import Kind, answer_of, crossing_at, masks_of, reads_shape, shared_by_all
-from pipeal.methods.cutting.gradients import refuse_lost_gradients
+from pipeal.methods.cutting.gradients import of_weights_alone, refuse_lost_gradients, unreached
 from pipeal.methods.cutting.piece import Piece, TrainingFlag, for_each_sample, of_one_sample, shape_alone
 from pipeal.methods.cutting.symbols import FLAG
 from pipeal.methods.cutting.tracing import children_of, parents, trace_model
@@ -44,7 +45,7 @@ def cut_graph(model: nn.Module, split: Sequence[str], sample: Tree = None) -> li
     refuse_lost_gradients(traced)
     graph, root = traced.graph, traced.root
     masks = masks_of(traced)
-    piece_of = _assign(graph, split, model)
+    piece_of = _assign(graph, split, root)
     numbers = sorted(set(piece_of.values()))
     crossing = {number: crossing_at(graph, piece_of, number, split[number - 1], masks) for number in numbers[1:]}
     if sample is not None:
@@ -60,6 +61,7 @@ def cut_graph(model: nn.Module, split: Sequence[str], sample: Tree = None) -> li
         piece = _assemble(_extract(graph, piece_of, number, crossing.get(number), leaving), root)
         if leaving is not None and len(leaving) > 1:
             piece.hands_on = tuple(map(_value_name, leaving))
+            piece.unreached = unreached(traced, piece_of, number, leaving, masks)
             piece.mask_at = next((place for place, node in enumerate(leaving) if node in masks), None)
         built.append((split[number - 1] if number else _first_call(piece.graph), piece))
     return built
@@ -70,7 +72,7 @@ def out_of_order(called: Sequence[str], given: Sequence[str]) -> str:
     return f"split has {', '.join(given)}, but the forward calls them in another order; pass {', '.join(called)}"
 
 
-def _assign(graph: fx.Graph, split: Sequence[str], model: nn.Module) -> dict[fx.Node, int]:
+def _assign(graph: fx.Graph, split: Sequence[str], root: Called) -> dict[fx.Node, int]:
     """The number of the piece of each node that computes: 0 before the first named submodule.
 
     There is no piece 0 if no submodule is called there: what is done to the input first then belongs to piece 1.
@@ -80,7 +82,7 @@ def _assign(graph: fx.Graph, split: Sequence[str], model: nn.Module) -> dict[fx.
     for name in split:
         if called.count(name) != 1:
             times = "not called" if name not in called else f"called {called.count(name)} times"
-            part = model.get_submodule(name)
+            part = root.model.get_submodule(name)
             within = f" ({children_of(part, name)})" if isinstance(part, nn.ModuleList | nn.ModuleDict) else ""
             raise ConfigError(
                 f"{name!r} is {times} in the forward; a layer begins at a submodule that is called once{within}"
@@ -94,7 +96,10 @@ def _assign(graph: fx.Graph, split: Sequence[str], model: nn.Module) -> dict[fx.
             number = 1 + called.index(begins[node.target])
         if node.op.startswith("call_"):
             piece_of[node] = number
+    movable = of_weights_alone(graph, root)
     for node in reversed(graph.nodes):
+        if node in movable and node.users:  # what is handed on takes no gradient back
+            piece_of[node] = min(piece_of.get(user, number) for user in node.users)
         if _is_flag(node):  # each has one user, and never crosses a cut: the user may be what begins the next piece
             piece_of[node] = piece_of.get(next(iter(node.users)), piece_of[node])
     return piece_of

@@ -33,10 +33,12 @@ class Piece(fx.GraphModule):
     Attributes:
         hands_on: What each item of the tuple is that it hands on; empty where it hands on one value.
         mask_at: The place of the model's mask among them; None where there is none.
+        unreached: The names of weights that are behind the other items alone, and so without a gradient.
     """
 
     hands_on: tuple[str, ...] = ()
     mask_at: int | None = None
+    unreached: tuple[str, ...] = ()
 
     def __init__(self, root: nn.Module | Mapping[str, Any], graph: fx.Graph, class_name: str = "Piece") -> None:
         super().__init__(root, graph, class_name)  # type: ignore[arg-type]
