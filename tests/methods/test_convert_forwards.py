@@ -1,7 +1,9 @@
-"""What forwards do between the cuts beside computing: masks of padding, and what they assign."""
+"""What forwards do between the cuts beside computing: masks, buffers, modes, random numbers, types."""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -164,3 +166,58 @@ def test_a_step_on_weights_alone_is_taken_where_it_trains_and_other_weights_are_
         package.update()
     still = [name for name, weight in network.named_parameters() if torch.equal(weight, before[name])]
     assert still == ["beside.weight", "beside.bias"]
+
+
+class LayerDrop(Net):
+    """Leaves layers out at random, as ``transformers`` do it: the number is drawn also where none is left out."""
+
+    def __init__(self, probability: float, draw: Callable[[], Any] = lambda: torch.rand([])) -> None:
+        super().__init__()
+        self.probability, self.draw = probability, draw
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in (self.a, self.b, self.c):
+            dropped = self.draw() < self.probability
+            if not (self.training and dropped):
+                x = layer(x)
+        return x
+
+
+def test_a_forward_that_decides_by_random_numbers_is_told() -> None:
+    """What it had once decided stayed so: no layer was ever dropped."""
+    x = torch.rand(2, 4)
+    assert len(cut(LayerDrop(0.0), ["b", "c"], x)) == 3
+    for network in (LayerDrop(1e-6), LayerDrop(1e-6, random.random), LayerDrop(1e-6, lambda: torch.randint(9, ()))):
+        with pytest.raises(ConfigError, match="draws random numbers from outside"):
+            cut(network, ["b", "c"], x)
+
+
+def test_parts_of_two_types_are_told() -> None:
+    class Mixed(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.c(self.b(self.a(x).double()).float())
+
+    network = Mixed()
+    network.b.double()
+    with pytest.raises(ConfigError, match=r"gives torch.float32, and the layer before has codes of torch.float64"):
+        ALPackage.from_bp(network, torch.rand(2, 4), 3, split=["b", "c"])
+    ALPackage.from_bp(network, torch.rand(2, 4), 3, split=["b", "c"], method="greedy")
+
+
+def test_complex_weights_train() -> None:
+    class Fourier(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.filter = nn.Parameter(torch.randn(3, dtype=torch.cfloat))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = torch.fft.irfft(torch.fft.rfft(self.a(x)) * self.filter, n=4)
+            return self.c(self.b(x))
+
+    network = Fourier()
+    package = ALPackage.from_bp(network, torch.rand(2, 4), 3, split=["b", "c"], code=8)
+    before = network.filter.clone()
+    package(torch.rand(2, 4), torch.tensor([0, 1]))
+    package.backward()
+    package.update()
+    assert not torch.equal(network.filter, before)

@@ -27,6 +27,7 @@ from pipeal.core.errors import ConfigError, first_line
 from pipeal.core.modules import in_mode
 from pipeal.core.tree import Tree
 from pipeal.methods.cutting.calling import Called, called, why_not
+from pipeal.methods.cutting.draws import with_draws
 from pipeal.methods.cutting.piece import TrainingFlag
 from pipeal.methods.cutting.probe import probing
 from pipeal.methods.cutting.symbols import FLAG, Values, has_symbols, trace
@@ -79,8 +80,15 @@ def trace_model(model: nn.Module, around: Collection[str], sample: Tree, split: 
                 held.without_symbols(evaluation)
             torch.rand(1)  # what the forward draws by itself is to differ from what it just drew, or it goes unseen
             with in_mode([model], True), torch.enable_grad():
-                train, values = trace(root, looked_into, known=[values.get(node) for node in evaluation.nodes])
-            held.without_symbols(train)
+                known, found = [values.get(node) for node in evaluation.nodes], dict[fx.Graph, Values]()
+
+                def follow() -> fx.Graph:
+                    graph, its_values = trace(root, looked_into, known=known)
+                    held.without_symbols(graph)
+                    found[graph] = its_values
+                    return graph
+
+                train, decides = with_draws(follow)
     except ConfigError:
         raise
     except Exception as error:  # a user's forward, on symbols, may raise anything
@@ -89,7 +97,12 @@ def trace_model(model: nn.Module, around: Collection[str], sample: Tree, split: 
             f"the forward of {type(model).__name__} cannot be followed between the cuts{_place(error.__traceback__)}: "
             f"{first_line(error)}; {why}"
         ) from error
-    return Traced(_both_modes(train, evaluation, root, _hint(model, split)), root, values)
+    if decides:
+        raise ConfigError(
+            "between the cuts, the forward draws random numbers from outside a submodule (as layer drop does), which "
+            f"its parts would not draw again; {_hint(model, split)}put that into a submodule, {LIST_INSTEAD}"
+        )
+    return Traced(_both_modes(train, evaluation, root, _hint(model, split)), root, found[train])
 
 
 class _Held:
