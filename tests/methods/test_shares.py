@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
 from torchvision.models import VisionTransformer, resnet18
 
 from pipeal import ALPackage, ConfigError
@@ -165,3 +166,21 @@ def test_a_table_names_the_cuts_of_a_number() -> None:
     named = ALPackage.from_bp(Narrowing(), images, 5, split=again)
     named.load_state_dict(package.state_dict())
     assert not any(line.startswith("cut at") for line in str(named.summary()).splitlines())
+
+
+class Normed(nn.Module):
+    """Parametrized maps, of which the wide ones cost more than a part should."""
+
+    def __init__(self, parametrized: Callable[[nn.Module], nn.Module]) -> None:
+        super().__init__()
+        self.a, self.b = parametrized(nn.Linear(6, 64)), parametrized(nn.Linear(64, 64))
+        self.c = parametrized(nn.Linear(64, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(self.b(self.a(x).relu()).relu())
+
+
+@pytest.mark.parametrize("parametrized", [parametrizations.weight_norm, parametrizations.spectral_norm])
+def test_parametrized_maps_are_not_looked_into(parametrized: Callable[[nn.Module], nn.Module]) -> None:
+    """Within one no part can begin, so that too few were found."""
+    assert names(Normed(parametrized), 3, VECTORS) == ["a", "b", "c"]

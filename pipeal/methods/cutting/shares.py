@@ -62,7 +62,8 @@ def names_for(model: nn.Module, count: int, sample: Tree) -> list[str]:
         for name in large:
             try:
                 deeper = _with_sequences(model, (*around, name))
-                trace_model(model, deeper, sample)
+                if len(_costs(model, deeper, sample)[0]) < len(costs):  # nothing within it can begin a part
+                    raise ConfigError(name)
             except ConfigError:  # it has branches of its own: it stays whole
                 closed.add(name)
             else:
