@@ -38,7 +38,8 @@ def open_optimizer(factory: OptimizerFactory | None, module: nn.Module, lr: floa
         )
     # As a group, because a module without parameters (an identity) is fine but an empty list is refused.
     groups: list[dict[str, Any]] = [{"params": list(module.parameters())}]
-    optimizer = (adam if factory is None else factory)(groups, lr=lr)
+    is_complex = any(parameter.is_complex() for parameter in module.parameters())  # which the fused form does not take
+    optimizer = (factory or (torch.optim.Adam if is_complex else adam))(groups, lr=lr)
     closure = signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is Parameter.empty:
         raise ConfigError(

@@ -171,6 +171,11 @@ class Sides(ABC):
     def label_side(self, layer: Forward) -> AE:
         """``g`` and ``h`` of a layer; to be asked for before its encoder side."""
         number, own = layer.number, layer.own
+        if number and self.below.dtype != layer.dtype:
+            raise ConfigError(
+                f"{layer.where} gives {layer.dtype}, and the layer before has codes of {self.below.dtype}, which are "
+                "handed on: let all parts give one type, or take a method without label sides"
+            )
         below = self.below.to(device=layer.device, dtype=layer.dtype)
         code = tried(f"g of layer {number}", own["g"].to(below.device), below).shape[-1] if "g" in own else self.code
         side = self._onward(below.shape[-1], code) if number else self._first(code)
