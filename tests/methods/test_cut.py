@@ -110,6 +110,20 @@ class LastState(nn.Module):
         return x[1][0][-1] if x[0].sum() < 1e9 else x[0]  # control flow, inside a submodule
 
 
+class States(Net):
+    """What crosses beside the first value has its batch second, alone and in a tuple, over two cuts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.last = nn.LSTM(4, 4, batch_first=True), nn.LSTM(4, 4, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        words = self.a(x).unsqueeze(1).expand(-1, 3, -1)
+        out, state = self.lstm(words)
+        out = self.d(self.c(out))
+        return self.last(out, state)[0][:, -1] + state[0].sum(0) + words.transpose(0, 1).sum(0)
+
+
 class Skip(Net):
     """What a layer hands on is needed by another one than the next."""
 
@@ -241,14 +255,16 @@ def test_what_is_computed_again_fits_every_batch() -> None:
 
 def test_the_rows_of_a_packet_can_be_chosen() -> None:
     """As early exits and batches that do not fit into memory do."""
-    for network in (Shapes, Shared, Skip):
-        first, *others = (part.module for part in cut(network(), ["c", "d"], torch.randn(3, 4)))
-        packet = first(torch.randn(5, 4))
+    for network in (Shapes, Shared, Skip, States):
+        net, x = network(), torch.randn(5, 4)
+        first, *others = (part.module for part in cut(net, ["c", "d"], torch.randn(3, 4)))
+        packet = first(x)
         assert {len(tensor) for tensor in tensors(packet)} == {5}
         whole, some = packet, map_tensors(lambda tensor: tensor[[0, 3]], packet)
         for part in others:
             whole, some = part(whole), part(some)
         torch.testing.assert_close(some, whole[[0, 3]])
+        torch.testing.assert_close(whole, net(x))
 
 
 def test_a_cut_inside_of_a_residual_block() -> None:

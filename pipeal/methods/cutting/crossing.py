@@ -1,8 +1,9 @@
 """What crosses a cut of a graph, and how: values, shapes, and what is the same for all samples.
 
 What depends on shapes alone is not handed on but computed again; where the tensor whose shape is read does not cross,
-a number expanded to that shape does. What is the same for all samples crosses once for each, without a copy, so that
-the rows of a packet can be chosen. An input called a mask crosses every cut: the bridges average over words.
+a number expanded to that shape does. What is the same for all samples crosses once for each, without a copy, and what
+has its batch in another dimension crosses with it first, so that the rows of a packet can be chosen. An input called a
+mask crosses every cut: the bridges average over words.
 """
 
 from __future__ import annotations
@@ -15,14 +16,18 @@ import torch
 from torch import Tensor, fx
 
 from pipeal.core.errors import ConfigError
-from pipeal.core.tree import Tree, batch_size, map_tensors
+from pipeal.core.tree import Tree, batch_size, map_tensors, tensors
 from pipeal.methods.cutting.piece import may_draw_between
 from pipeal.methods.cutting.probe import probing
 from pipeal.methods.cutting.symbols import HELD
 from pipeal.methods.cutting.tracing import LIST_INSTEAD, Traced
 
-Kind: TypeAlias = Literal["value", "shape", "shared"]
-"""How a value crosses: itself, its shape alone, or one that is the same for all samples."""
+Kind: TypeAlias = Literal["value", "shape", "shared", "turned"]
+"""How a value crosses: as it is, by its shape alone, as the same for all samples, or turned to have the batch first."""
+
+
+_UNKNOWN = -1
+"""The dimension of the batch where sizes follow it otherwise, as of all words of all texts in a row."""
 
 
 def crossing_at(
@@ -92,11 +97,12 @@ def answer_of(traced: Traced, masks: Sequence[fx.Node]) -> dict[fx.Node, Kind] |
     return {answer: "value", words[0]: "value"} if words else None
 
 
-def shared_by_all(traced: Traced, sample: Tree, nodes: Collection[fx.Node]) -> set[fx.Node]:
-    """Those of ``nodes`` that are the same for all samples: tensors that have as many rows for fewer samples."""
+def batch_dims(traced: Traced, sample: Tree, nodes: Collection[fx.Node]) -> dict[fx.Node, tuple[int | None, ...]]:
+    """Which dimension of the tensors of each of ``nodes`` is the batch's, None of those that are the same for all
+    samples; found by what has other sizes for fewer samples, and without those of which nothing is known."""
     rows = batch_size(sample)
     if rows < 2 or not nodes:
-        return set()
+        return {}
     graph_module = fx.GraphModule(traced.root, traced.graph)
     whole = fx.Interpreter(graph_module, garbage_collect_values=False, graph=traced.graph)
 
@@ -107,12 +113,21 @@ def shared_by_all(traced: Traced, sample: Tree, nodes: Collection[fx.Node]) -> s
         with probing(graph_module):
             whole.run(map_tensors(without_last, sample))
     except Exception:  # noqa: BLE001  batches of one size alone: then as many rows as the sample has are its samples
-        return {node for node in nodes if _rows(traced.values.get(node)) not in (rows, None)}
-    return {
-        node
-        for node in nodes
-        if (found := _rows(traced.values.get(node))) is not None and found == _rows(whole.env.get(node))
-    }
+        values = {node: value for node in nodes if isinstance(value := traced.values.get(node), Tensor)}
+        return {node: (0 if value.dim() and len(value) == rows else None,) for node, value in values.items()}
+
+    def dim(of_all: Tensor, of_fewer: Tensor) -> int | None:
+        if of_all.shape == of_fewer.shape:
+            return None
+        pairs = enumerate(zip(of_all.shape, of_fewer.shape, strict=True))
+        return next((place for place, (size, fewer) in pairs if size == fewer + 1 == rows), _UNKNOWN)
+
+    found: dict[fx.Node, tuple[int | None, ...]] = {}
+    for node in nodes:
+        of_all, of_fewer = tensors(traced.values.get(node)), tensors(whole.env.get(node))
+        if of_all and [one.dim() for one in of_all] == [one.dim() for one in of_fewer]:
+            found[node] = tuple(map(dim, of_all, of_fewer))
+    return {node: dims for node, dims in found.items() if _UNKNOWN not in dims}
 
 
 def is_free(node: fx.Node) -> bool:
@@ -150,10 +165,3 @@ def writes(node: fx.Node) -> bool:
 
 def _has_shape(value: Any, shape: Sequence[int]) -> bool:
     return isinstance(value, Tensor) and tuple(value.shape) == tuple(shape)
-
-
-def _rows(value: Any) -> int | None:
-    """The first size of a tensor, -1 of one that has none; None of anything else."""
-    if not isinstance(value, Tensor):
-        return None
-    return value.shape[0] if value.dim() else -1

@@ -16,14 +16,22 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from pipeal.core.errors import ConfigError
 from pipeal.core.tree import Tree
 from pipeal.methods.cutting.calling import Called
-from pipeal.methods.cutting.crossing import Kind, answer_of, crossing_at, masks_of, reads_shape, shared_by_all
+from pipeal.methods.cutting.crossing import Kind, answer_of, batch_dims, crossing_at, masks_of, reads_shape
 from pipeal.methods.cutting.gradients import of_weights_alone, refuse_lost_gradients, unreached
-from pipeal.methods.cutting.piece import Piece, TrainingFlag, for_each_sample, of_one_sample, shape_alone
+from pipeal.methods.cutting.piece import (
+    Piece,
+    TrainingFlag,
+    batch_back,
+    batch_first,
+    for_each_sample,
+    of_one_sample,
+    shape_alone,
+)
 from pipeal.methods.cutting.symbols import FLAG
 from pipeal.methods.cutting.tracing import children_of, parents, trace_model
 
@@ -48,17 +56,16 @@ def cut_graph(model: nn.Module, split: Sequence[str], sample: Tree = None) -> li
     piece_of = _assign(graph, split, root)
     numbers = sorted(set(piece_of.values()))
     crossing = {number: crossing_at(graph, piece_of, number, split[number - 1], masks) for number in numbers[1:]}
-    if sample is not None:
-        shared = shared_by_all(traced, sample, {node for kinds in crossing.values() for node in kinds})
-        for kinds in crossing.values():
-            # The first is handed on as it is: sizes of a batch that comes second look like those of no batch at all.
-            for node in list(kinds)[1:]:
-                if kinds[node] == "value" and node in shared:
-                    kinds[node] = "shared"
+    every = {node for kinds in crossing.values() for node in kinds}
+    dims = {} if sample is None else batch_dims(traced, sample, every)
+    for kinds in crossing.values():
+        for node in list(kinds)[1:]:  # the first is handed on as it is, for bridges to look at
+            if kinds[node] == "value" and node in dims:
+                kinds[node] = _kind(traced.values[node], dims[node])
     built = []
     for number, following in zip(numbers, [*numbers[1:], None], strict=True):
         leaving = answer_of(traced, masks) if following is None else crossing[following]
-        piece = _assemble(_extract(graph, piece_of, number, crossing.get(number), leaving), root)
+        piece = _assemble(_extract(graph, piece_of, number, crossing.get(number), leaving, dims), root)
         if leaving is not None and len(leaving) > 1:
             piece.hands_on = tuple(map(_value_name, leaving))
             piece.unreached = unreached(traced, piece_of, number, leaving, masks)
@@ -70,6 +77,12 @@ def cut_graph(model: nn.Module, split: Sequence[str], sample: Tree = None) -> li
 def out_of_order(called: Sequence[str], given: Sequence[str]) -> str:
     """The one line for names that are not in the order of their calls."""
     return f"split has {', '.join(given)}, but the forward calls them in another order; pass {', '.join(called)}"
+
+
+def _kind(value: Any, dims: tuple[int | None, ...]) -> Kind:
+    if isinstance(value, Tensor) and dims == (None,):
+        return "shared"
+    return "turned" if any(dims) and None not in dims else "value"
 
 
 def _assign(graph: fx.Graph, split: Sequence[str], root: Called) -> dict[fx.Node, int]:
@@ -130,6 +143,7 @@ def _extract(
     number: int,
     entering: Mapping[fx.Node, Kind] | None,
     leaving: Mapping[fx.Node, Kind] | None,
+    dims: Mapping[fx.Node, tuple[int | None, ...]],
 ) -> fx.Graph:
     """The graph of one piece, from what enters (None for the model's input) to what leaves (None for its result)."""
     part = fx.Graph()
@@ -150,6 +164,8 @@ def _extract(
             return came[node] if entering and entering[node] == "shape" else copy_of(node)
         if node not in copies and entering and entering.get(node) == "shared":
             copies[node] = part.call_function(of_one_sample, (came[node],))
+        if node not in copies and entering and entering.get(node) == "turned":
+            copies[node] = part.call_function(batch_back, (came[node], dims[node]))
         if node not in copies:  # a parameter or buffer, which each piece fetches, or what is computed again
             copies[node] = part.node_copy(node, partial(copy_of, shape=reads_shape(node)))
         return copies[node]
@@ -171,8 +187,11 @@ def _extract(
     found = [onward(*first)]
     for node, kind in others:
         found.append(onward(node, kind))
-        if kind == "shared" and found[-1] is not came.get(node):
+        came_so = entering is not None and entering.get(node) == kind
+        if kind == "shared" and not came_so:
             found[-1] = part.call_function(for_each_sample, (found[-1], found[0]))
+        if kind == "turned" and not came_so:
+            found[-1] = part.call_function(batch_first, (found[-1], dims[node]))
     part.output(found[0] if len(found) == 1 else tuple(found))
     return part
 

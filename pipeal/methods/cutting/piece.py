@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from pipeal.core.tree import Tree, batch_size
+from pipeal.core.tree import Tree, batch_size, map_tensors
 
 _HARMLESS: list[Callable[..., Any]] = [getattr, torch._assert]
 
@@ -90,6 +90,20 @@ def for_each_sample(value: Any, samples: Tree) -> Any:
 def of_one_sample(value: Any) -> Any:
     """What :func:`for_each_sample` was given."""
     return value[0] if isinstance(value, Tensor) else value
+
+
+@draws_nothing
+def batch_first(value: Tree, dims: Sequence[int]) -> Tree:
+    """Tensors of which the batch is in these dimensions, with the batch first, so that samples can be chosen."""
+    each = iter(dims)
+    return map_tensors(lambda tensor: tensor.movedim(next(each), 0), value)
+
+
+@draws_nothing
+def batch_back(value: Tree, dims: Sequence[int]) -> Tree:
+    """What :func:`batch_first` was given, laid out as modules that ask for it (``nn.LSTM``) take it."""
+    each = iter(dims)
+    return map_tensors(lambda tensor: tensor.movedim(0, next(each)).contiguous(), value)
 
 
 def may_draw_between(node: fx.Node) -> bool:
