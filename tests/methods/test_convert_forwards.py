@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable
 from typing import Any
@@ -221,3 +222,49 @@ def test_complex_weights_train() -> None:
     package.backward()
     package.update()
     assert not torch.equal(network.filter, before)
+
+
+class Fields(nn.Module):
+    """A block that gives a dict, none of whose fields is called as an answer is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"left": self.linear(x), "right": x}
+
+
+class Joins(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, fields: dict[str, Tensor]) -> Tensor:
+        return self.linear(fields["left"] + fields["right"])
+
+
+def test_a_pool_takes_a_dict_of_any_fields() -> None:
+    x = torch.rand(2, 4)
+    package = ALPackage.from_bp([Fields(), Joins()], x, 3, code=8, pool={0: lambda fields: fields["left"]})
+    package(x, torch.tensor([0, 1]))
+    package.backward()
+    package.update()
+    assert package.infer(x, 1).shape == (2, 3)
+    with pytest.raises(ConfigError, match="the model returns a dict with left, right"):
+        ALPackage.from_bp([Fields(), Joins()], x, 3)
+
+
+def test_a_buffer_that_is_not_saved_stays_so() -> None:
+    class Ramp(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("ramp", torch.arange(4.0), persistent=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.c(self.b(self.a(x) * self.ramp) * self.seen)
+
+    parts = [part.module for part in cut(Ramp(), ["b", "c"], torch.rand(2, 4))]
+    for modules in (parts, copy.deepcopy(parts)):
+        assert not any(name == "ramp" for part in modules for name in part.state_dict())
+        assert "ramp" in dict(modules[0].named_buffers())

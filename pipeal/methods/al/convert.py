@@ -45,7 +45,7 @@ from pipeal.methods.al.sides import (
 )
 from pipeal.methods.al.source import Model, Source, named_network
 from pipeal.methods.al.summary import LayerShapes, find_shapes
-from pipeal.methods.cutting.calling import Answer, called, fields_of, packed
+from pipeal.methods.cutting.calling import Answer, called, fields_of, has_answer, packed
 from pipeal.methods.cutting.cut import Part, cut, refuse_ties
 from pipeal.methods.cutting.encoder import Encoder
 from pipeal.methods.cutting.inplace import Harmless, leave_input_alone
@@ -163,7 +163,7 @@ def _tell_of_unreached(parts: Sequence[Part]) -> None:
 def _piece(
     number: int, part: Part, f: Harmless, own: Mapping[str, nn.Module], pool: Pool | None, *, on_meta: bool
 ) -> Forward:
-    view = _view(part.module, f.out)
+    view = _view(part.module, f.out, takes_all=pool is not None or "b" in own)
     # New blocks are of the device and type of what their f gives.
     dtypes = [tensor.dtype for tensor in tensors(f.out) if tensor.is_floating_point()]
     home = _META if on_meta else _device(part.module, f.out)
@@ -345,12 +345,14 @@ def _hint(x: Tree, error: Exception) -> str:
     return ""
 
 
-def _view(module: nn.Module, out: Tree) -> nn.Module | None:
-    """The module that picks what bridges see of a part's output; None if they see all of it."""
+def _view(module: nn.Module, out: Tree, *, takes_all: bool) -> nn.Module | None:
+    """The module that picks what bridges see of a part's output; None if they see all of it, as the user's own may."""
     if isinstance(module, Piece) and module.hands_on:
         features = Features(module.mask_at)
         return features if module.mask_at is None or padding_of(features(out)) is not None else Features()
-    return None if fields_of(out) is None else Answer()
+    if fields_of(out) is None or (takes_all and not has_answer(out)):
+        return None
+    return Answer()
 
 
 def _check_batch_first(where: str, out: Tree, sample: Tree) -> None:

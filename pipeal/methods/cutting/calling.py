@@ -96,6 +96,15 @@ def answer_of(out: Any) -> Any:
     return fields[named[0] if named else there[0]]
 
 
+def has_answer(out: Any) -> bool:
+    """Whether :func:`answer_of` finds one."""
+    try:
+        answer_of(out)
+    except ConfigError:
+        return False
+    return True
+
+
 def fields_of(out: Any) -> Mapping[str, Any] | None:
     """The fields of a dict, a ``ModelOutput`` or another dataclass; None of anything else."""
     if isinstance(out, Mapping):

@@ -199,12 +199,19 @@ def _extract(
 def _assemble(part: fx.Graph, root: nn.Module) -> Piece:
     """A module of a graph; what it holds is called as in the model."""
     held: dict[str, Any] = {}
+    unsaved = []
     for node in part.nodes:
         if node.op in ("call_module", "get_attr"):
+            owner, _, field = node.target.rpartition(".")
+            is_unsaved = node.target != FLAG and field in root.get_submodule(owner)._non_persistent_buffers_set
             found = TrainingFlag() if node.target == FLAG else operator.attrgetter(node.target)(root)
             node.target = _own_name(node.target)
             held[node.target] = found
+            unsaved += [node.target] if is_unsaved else []
     piece = Piece(held, part)
+    for name in unsaved:  # torch.fx makes a buffer of each tensor that it is given, one that is saved
+        owner, _, field = name.rpartition(".")
+        piece.get_submodule(owner)._non_persistent_buffers_set.add(field)
     for module in piece.modules():
         # What the model has not: the piece, its flag, and the empty modules that make up a dotted name.
         if isinstance(module, Piece | TrainingFlag) or type(module) is nn.Module:
