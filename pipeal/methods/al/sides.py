@@ -171,7 +171,7 @@ class Sides(ABC):
     def label_side(self, layer: Forward) -> AE:
         """``g`` and ``h`` of a layer; to be asked for before its encoder side."""
         number, own = layer.number, layer.own
-        if number and self.below.dtype != layer.dtype:
+        if number and "g" not in own and self.below.dtype != layer.dtype:
             raise ConfigError(
                 f"{layer.where} gives {layer.dtype}, and the layer before has codes of {self.below.dtype}, which are "
                 "handed on: let all parts give one type, or take a method without label sides"

@@ -37,6 +37,8 @@ def with_draws(follow: Callable[[], fx.Graph]) -> tuple[fx.Graph, bool]:
 class _Draws(TorchDispatchMode):
     """Within it, notes the operators that draw; where there is a number, that is what they give."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, number: float | None = None) -> None:
         super().__init__()
         self.seen = set[Any]()
@@ -47,7 +49,7 @@ class _Draws(TorchDispatchMode):
     ) -> Any:
         """Runs one operator."""
         out = func(*args, **(kwargs or {}))
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):  # a higher-order operator has none
             self.seen.add(func.overloadpacket)
             if self._number is not None:
                 out.fill_(self._number)
