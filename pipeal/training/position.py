@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer, TypeAd
 from torch import Tensor
 
 from pipeal.core.checked import checked
+from pipeal.core.errors import DataError
 from pipeal.data import Batch
 from pipeal.engine import RunReport
 from pipeal.engine.schedule import Action
@@ -257,5 +258,17 @@ def means_of(losses: Tensor) -> tuple[list[float], int]:
 
 
 def joined(first: list[Tensor], then: list[Tensor]) -> list[Tensor]:
-    """The losses of an epoch's two parts, layer by layer; either part may be empty."""
-    return [torch.cat(pair) for pair in zip(first, then, strict=True)] if first and then else first or then
+    """The losses of an epoch's two parts, layer by layer; either part may be empty.
+
+    Raises:
+        DataError: The layers have others in one part than in the other one.
+    """
+    if not (first and then):
+        return first or then
+    before, after = ([losses.shape[1] for losses in part] for part in (first, then))
+    if before != after:
+        raise DataError(
+            f"of the layers that report losses, each had {before} up to the checkpoint amid this epoch, and has "
+            f"{after} since; wanted the same layers and numbers all through an epoch"
+        )
+    return [torch.cat(pair) for pair in zip(first, then, strict=True)]
