@@ -99,8 +99,12 @@ def test_in_turn_one_works_at_a_time_and_the_file_does_not_stay(tmp_path: Path) 
         if pid := os.fork():
             children.append(pid)
             continue
-        count()
-        os._exit(0)
+        code = 1
+        try:
+            count()
+            code = 0
+        finally:
+            os._exit(code)
     with ThreadPoolExecutor(2) as threads:
         for done in [threads.submit(count) for _ in range(2)]:
             done.result()

@@ -108,10 +108,9 @@ def in_turn(path: Path) -> Iterator[None]:
 def _waited_for(path: Path) -> FileLock:
     told = False
     while (lock := FileLock.take(path)) is None or not lock.is_at(path):
-        if lock is not None:
+        if lock is not None:  # its name was taken away just now
             lock.release()
-            continue
-        if not told:
+        elif not told:
             _log.info(f"waiting for who holds {path}")
             told = True
         sleep(_BETWEEN_LOOKS_S)

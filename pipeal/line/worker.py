@@ -29,7 +29,7 @@ from pipeal.line.items import ASK, BATCH, CHECKPOINT, DECODER, END, EVALUATE, LA
 from pipeal.line.top import Top
 from pipeal.run.build import Models
 from pipeal.run.opening import engine_options, made_ready, seed_of
-from pipeal.training.position import joined, means_of
+from pipeal.training.position import joined, means_of, numbered
 
 Emit = Callable[[Item], None]
 
@@ -123,12 +123,12 @@ class StageWorker:
         snapshot = Snapshot(self.next_batch, [number for number, _ in self._stage.layers])
         self._stage.save(snapshot, lambda: None)
         found = snapshot.wait()
-        losses = {number: one.losses for number, one in found.items() if one.losses is not None}
+        since = {number: one.losses for number, one in found.items() if one.losses is not None}
         return {number: one.state for number, one in found.items()}, {
             "next_batch": self.next_batch,
             "evaluates": self._evaluates,
             "splits": {str(number): self._splits[number] + one.splits for number, one in found.items()},
-            "losses": {str(number): so_far for number, so_far in self._joined(losses).items()},
+            "losses": numbered(joined(self._losses, since)),
         }
 
     def go_on(self, counted: Mapping[str, Any]) -> None:
@@ -160,7 +160,7 @@ class StageWorker:
 
     def _evaluate(self, item: Item) -> None:
         bring_to_rest([self._stage])
-        losses = self._joined(self._stage.losses.take())
+        losses = joined(self._losses, self._stage.losses.take())
         self._losses = {}
         facts = dict(item.facts)
         told: dict[str, Any] = facts.setdefault("layers", {})
@@ -250,15 +250,6 @@ class StageWorker:
             self._emit(item)
         else:
             self._top.save(ended=item.kind == END)
-
-    def _joined(self, losses: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        """The losses of the epoch so far, with those from before the last snapshot."""
-        found = {}
-        for number, _ in self._stage.layers:
-            parts = [part for part in (self._losses.get(number), losses.get(number)) if part is not None]
-            if parts:
-                (found[number],) = joined([parts[0]], parts[1:])
-        return found
 
 
 def _down(steps: Sequence[Step], tree: Tree) -> Tree:

@@ -130,7 +130,8 @@ class Position:
         batches: The batches of this turn that are behind it: the number of the next one.
         trained_s: Seconds of training in the epochs of this turn.
         part: What was done of the epoch under way.
-        losses: By layer that reports some, ``(batches, losses)``: those of ``part`` that the pipeline no longer holds.
+        losses: By the number of each layer that has reported some, ``(batches, losses)``: those of ``part`` that the
+            pipeline no longer holds.
         rows: One for each epoch of all turns.
         totals: Of all turns, without ``part``.
     """
@@ -142,7 +143,7 @@ class Position:
     batches: Whole = 0
     trained_s: Seconds = 0.0
     part: Part = field(default_factory=Part)
-    losses: list[Tensor] = field(default_factory=list)
+    losses: dict[int, Tensor] = field(default_factory=dict)
     rows: list[EpochRow] = field(default_factory=list)
     totals: Totals = field(default_factory=Totals)
 
@@ -181,14 +182,14 @@ class Position:
         """Goes to the beginning of the next epoch."""
         self.rows.append(row)
         self.totals.add(self.part)
-        self.epoch, self.part, self.losses = self.epoch + 1, Part(), []
+        self.epoch, self.part, self.losses = self.epoch + 1, Part(), {}
 
     def next_turn(self) -> None:
         """Goes to the beginning of the next turn."""
         self.turn += 1
         self.epoch = self.batches = 0
         self.trained_s = 0.0
-        self.part, self.losses = Part(), []
+        self.part, self.losses = Part(), {}
 
     def go_back_to(self, earlier: Position) -> None:
         """Becomes an earlier position of the same training; what is left out stays so.
@@ -208,13 +209,18 @@ class Position:
         return state
 
     @classmethod
-    def of(cls, state: Mapping[str, Any], losses: list[Tensor]) -> Position:
+    def of(cls, state: Mapping[str, Any], losses: Any) -> Position:
         """What :meth:`state` gave.
+
+        Args:
+            state: What it gave.
+            losses: As :func:`numbered` gives them; those of older checkpoints are a list, of all layers.
 
         Raises:
             ValueError: It did not; in one line.
         """
-        position = checked(_POSITION, {**state, "losses": losses})
+        by_layer = dict(enumerate(losses)) if isinstance(losses, list) else losses
+        position = checked(_POSITION, {**state, "losses": by_layer})
         _require_consistent(position)
         return position
 
@@ -238,12 +244,10 @@ def _require_consistent(position: Position) -> None:
                 f"shapes: of {kept.shapes.total()} batches with {kept.tokens} of {kept.padded} tokens, but there were "
                 f"{kept.batches} batches"
             )
-    shapes = [tuple(losses.shape) for losses in position.losses]
+    shapes = [tuple(losses.shape) for losses in position.losses.values()]
     # A layer may report some batches only.
     if any(len(shape) != 2 or shape[0] > part.batches for shape in shapes):
         raise ValueError(f"losses: {shapes} of {part.batches} batches")
-    if shapes and position.rows and [shape[1] for shape in shapes] != (known := [*map(len, position.rows[-1].losses)]):
-        raise ValueError(f"losses: {shapes}, but the row before has {known}, layer by layer")
     for stage in totals.stages:
         seconds = (*stage.waiting.values(), stage.kernels_s or 0.0)
         if set(stage.busy) != set(Action) or not all(0 <= s < math.inf for s in seconds):
@@ -257,18 +261,25 @@ def means_of(losses: Tensor) -> tuple[list[float], int]:
     return losses[finite].mean(0).tolist(), int((~finite).sum())
 
 
-def joined(first: list[Tensor], then: list[Tensor]) -> list[Tensor]:
-    """The losses of an epoch's two parts, layer by layer; either part may be empty.
+def joined(first: Mapping[int, Tensor], then: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    """The losses of an epoch's two parts, layer by layer; a layer may have reported in one of them alone.
 
     Raises:
-        DataError: The layers have others in one part than in the other one.
+        DataError: One has another number of losses in each.
     """
-    if not (first and then):
-        return first or then
-    before, after = ([losses.shape[1] for losses in part] for part in (first, then))
-    if before != after:
-        raise DataError(
-            f"of the layers that report losses, each had {before} up to the checkpoint amid this epoch, and has "
-            f"{after} since; wanted the same layers and numbers all through an epoch"
-        )
-    return [torch.cat(pair) for pair in zip(first, then, strict=True)]
+    found = {}
+    for number in sorted({*first, *then}):
+        parts = [part[number] for part in (first, then) if number in part]
+        counts = [losses.shape[1] for losses in parts]
+        if counts[0] != counts[-1]:
+            raise DataError(
+                f"layer {number} reports {counts[1]} losses, and {counts[0]} up to the checkpoint amid this epoch; "
+                "wanted as many all through an epoch"
+            )
+        found[number] = torch.cat(parts)
+    return found
+
+
+def numbered(losses: Mapping[int, Tensor]) -> dict[str, Tensor]:
+    """Those of a checkpoint under way, as they are kept."""
+    return {str(number): of_layer for number, of_layer in losses.items()}

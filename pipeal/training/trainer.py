@@ -131,7 +131,7 @@ class _Turn:
         if not part.samples and not self.left:
             raise DataError(f"epoch {position.epoch + 1} has no batches; every sample was left out")
         part.seconds = before_s + report.seconds
-        position.losses = joined(position.losses, report.losses)
+        position.losses = joined(position.losses, dict(zip(report.layers, report.losses, strict=True)))
         position.totals.watched(report)
         position.totals.splits += sum(report.splits)
         position.totals.overflows[position.turn] = sum(report.overflows)
@@ -151,7 +151,7 @@ class _Turn:
 
     def row(self, scores: Scores) -> EpochRow:
         """What the epoch came to; counts the losses that were not finite."""
-        found = [means_of(layer) for layer in self.position.losses]
+        found = [means_of(layer) for layer in self.position.losses.values()]
         self.position.totals.non_finite += sum(count for _, count in found)
         return self.position.row([means for means, _ in found], scores._asdict())
 

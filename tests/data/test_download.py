@@ -84,7 +84,7 @@ def test_two_at_once_fetch_a_file_once(served, tmp_path, waits, md5):
 
     def until_the_other_waits(*_):
         begun.set()
-        waits.wait(2)
+        waits.wait(60)
 
     with ThreadPoolExecutor(2) as both:
         first = both.submit(download, served.address + "a.bin", target, md5=md5, progress=until_the_other_waits)
@@ -102,7 +102,7 @@ def test_two_at_once_fetch_and_unpack_an_archive_once(served, tmp_path, waits):
 
     def unpack(archive, folder, files):
         begun.set()
-        waits.wait(2)
+        waits.wait(60)
         assert archive.read_bytes() == BODY
         (folder / "a.csv").write_bytes(b"unpacked")
 

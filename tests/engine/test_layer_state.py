@@ -449,3 +449,22 @@ def test_optimizer_states_follow_weights_into_another_layout() -> None:
     wanted = trained(torch.contiguous_format, 0).state_dict()
     for name, value in trained(torch.channels_last, 1).state_dict().items():
         torch.testing.assert_close(value, wanted[name], rtol=1e-3, atol=1e-4, msg=name)
+
+
+def test_a_buffer_that_is_no_longer_saved_is_left_out_of_an_older_state() -> None:
+    """Parts of cut networks had saved the buffers that their networks do not."""
+
+    def layer() -> BP:
+        net = nn.Sequential(nn.Linear(4, 4))
+        net[0].register_buffer("ramp", torch.arange(4.0), persistent=False)
+        return BP(net)
+
+    first, second = layer(), layer()
+    state = layer_state(first)
+    (weight,) = (name for name in state["module"] if name.endswith("weight"))
+    older = {**state, "module": {**state["module"], weight.replace("weight", "ramp"): torch.zeros(4)}}
+    load_layer_state(second, older)
+    for name, value in layer_state(second)["module"].items():
+        assert torch.equal(value, state["module"][name])
+    with pytest.raises(DataError, match=r"other"):
+        load_layer_state(second, {**state, "module": {**state["module"], "other": torch.zeros(4)}})

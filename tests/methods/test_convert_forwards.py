@@ -35,8 +35,8 @@ class Texts(nn.Module):
 class ByName(Texts):
     """The same, with arguments that have to be named."""
 
-    def forward(self, *, ids: Tensor, pad_mask: Tensor) -> Tensor:  # type: ignore[override]
-        return super().forward(ids, pad_mask)
+    def forward(self, *, ids: Tensor, key_padding_mask: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(ids, key_padding_mask)
 
 
 @pytest.mark.parametrize("task", ["classification", "per-place"])
@@ -47,7 +47,7 @@ def test_padding_changes_no_answer_under_a_mask_that_is_true_on_padding(network:
     padding[:2, 4:] = True
 
     def given(ids: Tensor, padding: Tensor) -> Any:
-        return (ids, padding) if network is Texts else {"ids": ids, "pad_mask": padding}
+        return (ids, padding) if network is Texts else {"ids": ids, "key_padding_mask": padding}
 
     split = ["layers.0", "layers.1"]
     package = ALPackage.from_bp(network(), given(ids, padding), 3, split=split, task=task, code=8).eval()
@@ -62,6 +62,23 @@ def test_padding_changes_no_answer_under_a_mask_that_is_true_on_padding(network:
             package[0](given(ids, padding), targets)
             losses.append(package[0].loss())
         assert losses[0] == losses[1]
+
+
+class Either(Texts):
+    """The name says in some libraries what words are, and in others what padding is."""
+
+    def forward(self, ids: Tensor, padding_mask: Tensor) -> Tensor:
+        return super().forward(ids, ~padding_mask)
+
+
+def test_of_a_padding_mask_that_may_be_either_it_is_told_how_it_is_read() -> None:
+    ids, words = torch.randint(1, 20, (4, 6)), torch.arange(6) < torch.tensor([[4], [4], [6], [6]])
+    with messages() as said:
+        package = ALPackage.from_bp(Either(), (ids, words), 3, split=["layers.0", "layers.1"], code=8).eval()
+    assert ["'padding_mask' is taken for a mask that is true on words" in line for line in said] == [True]
+    for exit_at in (1, 2, 3):
+        wanted, found = (package.infer((one, words), exit_at) for one in (ids, torch.where(words, ids, 7)))
+        torch.testing.assert_close(found, wanted)
 
 
 class Net(nn.Module):
@@ -110,6 +127,48 @@ def test_what_is_made_once_is_made_for_every_size() -> None:
     torch.testing.assert_close(nn.Sequential(*parts)(x), network(x))
 
 
+class Constant(Net):
+    """Makes a table once, of no size of the input, in an attribute or a buffer."""
+
+    table: Tensor | None
+
+    def __init__(self, *, is_buffer: bool = False) -> None:
+        super().__init__()
+        if is_buffer:
+            self.register_buffer("table", None, persistent=False)
+        else:
+            self.table = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.table is None:
+            self.table = torch.linspace(0, 1, 4)
+        return self.c(self.b(self.a(x)) * self.table)
+
+
+def test_a_table_of_constants_that_is_made_once_is_no_difference_between_modes() -> None:
+    with pytest.raises(ConfigError, match=r"assigns to 'table', which would be lost"):
+        cut(Constant(is_buffer=True), ["b", "c"], torch.rand(2, 4))
+    network, x = Constant(), torch.rand(2, 4)
+    parts = [part.module for part in cut(network, ["b", "c"], x)]
+    assert network.table is None
+    torch.testing.assert_close(nn.Sequential(*parts)(x), network(x))
+
+
+class Nearest(Net):
+    """Chooses a code by its distance, and takes that itself: no gradient is lost where a number is chosen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.codes = nn.Parameter(torch.rand(5, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.a(x)
+        with torch.no_grad():
+            nearest, is_far = torch.cdist(x, self.codes).argmin(-1), x.norm(dim=-1, keepdim=True) > 0.1
+        code = self.codes[nearest] * is_far
+        return self.c(self.b(x + code))
+
+
 class Off(Net):
     """Turns gradients off where weights are used, and where a mask is made."""
 
@@ -135,8 +194,31 @@ def test_modes_that_parts_would_lose_are_told() -> None:
     frozen = Off()
     frozen.a.requires_grad_(False)
     assert len(cut(frozen, ["b", "c"], torch.rand(2, 4))) == 3
+    assert len(cut(Nearest(), ["b", "c"], torch.rand(2, 4))) == 3
     with pytest.raises(ConfigError, match=r"begins or ends torch\.autocast"):
         cut(Cast(), ["b", "c"], torch.rand(2, 4))
+
+
+class Aliased(Net):
+    """Reads a buffer early, and then writes into it by another name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("whole", torch.zeros(4))
+        self.register_buffer("view", self.whole.view(2, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        early = self.whole * 1.0
+        x = self.a(x)
+        self.view.add_(1)
+        return self.c(self.b(x) + early)
+
+
+def test_a_step_on_buffers_is_taken_where_it_stands() -> None:
+    network, x = Aliased(), torch.rand(2, 4)
+    parts = [part.module for part in cut(copy.deepcopy(network), ["b", "c"], x)]
+    for _ in range(2):
+        torch.testing.assert_close(nn.Sequential(*parts)(x), network(x))
 
 
 class Late(Net):

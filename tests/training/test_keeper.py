@@ -54,17 +54,17 @@ def test_losses_before_a_checkpoint_and_up_to_it_are_kept(tmp_path: Path, silent
     with CheckpointStore(tmp_path) as store, CheckpointWriter(store) as writer:
         saves = CheckpointPolicy(writer, None, lambda: None, {})
         with Pipeline(model(5, "B"), threads=1) as pipe:
-            position.losses = pipe.run(batches[:1]).losses
+            position.losses = dict(enumerate(pipe.run(batches[:1]).losses))
             for x, y in batches[1:]:
                 pipe.submit(x, y)
             position.part.batches = position.batches = 3
             saves._save(pipe, position)
-            wanted = [torch.cat(pair) for pair in zip(position.losses, pipe.drain().losses, strict=True)]
+            wanted = [torch.cat(pair) for pair in zip(position.losses.values(), pipe.drain().losses, strict=True)]
         assert writer.flush(120)
     saved = store.newest(pytest.fail)
     assert saved is not None
     assert set(saved.layers()[0]) == {"module", "versions", "gradients", "optimizers", "others"}
-    found = ResumedTraining.of(saved).position.losses
+    found = [*ResumedTraining.of(saved).position.losses.values()]
     assert [losses.dtype for losses in found] == [torch.float32] * len(wanted)
     assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
 

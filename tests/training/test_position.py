@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from pipeal.core.errors import DataError
 from pipeal.engine.schedule import Action
 from pipeal.engine.trace import StageTimes
-from pipeal.training.position import Part, Position, Totals, joined
+from pipeal.training.position import Part, Position, Totals, joined, numbered
 from pipeal.training.row import EpochRow
 
 
@@ -54,10 +55,10 @@ def test_a_position_comes_back_from_json_as_it_was() -> None:
 def test_a_new_turn_begins_at_its_first_batch() -> None:
     """Symptom: after a turn that was ended early it passed over as many batches as that one had been behind."""
     after = position()
-    after.losses = [torch.zeros(3, 2)]
+    after.losses = {0: torch.zeros(3, 2)}
     after.next_turn()
     assert (after.turn, after.epoch, after.batches, after.trained_s) == (3, 0, 0, 0.0)
-    assert (after.part, after.losses) == (Part(), [])
+    assert (after.part, after.losses) == (Part(), {})
     assert after.step == position().totals.batches
 
 
@@ -99,10 +100,19 @@ def test_the_times_of_other_stages_than_before_begin_anew() -> None:
 
 
 def test_losses_of_two_parts_are_those_of_the_whole() -> None:
-    one, other = torch.rand(3, 2), torch.rand(5, 2)
-    assert torch.equal(joined([one], [other])[0], torch.cat([one, other]))
-    assert joined([], [other]) == [other]
-    assert joined([one], []) == [one]
+    one, other, late = torch.rand(3, 2), torch.rand(5, 2), torch.rand(1, 1)
+    found = joined({1: one}, {0: late, 1: other})  # layer 0 has reported since the checkpoint alone
+    assert list(found) == [0, 1]
+    assert torch.equal(found[0], late)
+    assert torch.equal(found[1], torch.cat([one, other]))
+    assert joined({}, {}) == {}
+
+
+def test_another_number_of_losses_since_the_checkpoint_is_one_line() -> None:
+    """It ended in a traceback at the end of the epoch."""
+    told = r"^layer 2 reports 1 losses, and 2 up to the checkpoint amid this epoch; [^\n]*$"
+    with pytest.raises(DataError, match=told):
+        joined({2: torch.zeros(3, 2)}, {2: torch.zeros(3, 1)})
 
 
 FORGED: dict[str, Any] = {
@@ -130,9 +140,7 @@ def test_a_forged_position_is_one_line(name: str, value: Any) -> None:
 @pytest.mark.parametrize(
     "losses",
     [
-        *(None, 3, [1.0], [torch.zeros(3)], [torch.zeros(9, 2)], {"a": 1}),
-        [torch.zeros(2, 2)],  # the rows are of two layers, with two losses and one
-        [torch.zeros(2, 2), torch.zeros(2, 2)],
+        *(None, 3, [1.0], [torch.zeros(3)], [torch.zeros(9, 2)], {"a": 1}, {"a": torch.zeros(2, 2)}),
         [torch.zeros(2, 2), torch.zeros(4, 1)],
     ],
 )
@@ -142,9 +150,10 @@ def test_forged_losses_are_one_line(losses: Any) -> None:
         Position.of(position().state(), losses)
 
 
-def test_losses_of_the_epoch_under_way_that_fit_the_rows_are_taken() -> None:
-    losses = [torch.zeros(2, 2), torch.zeros(1, 1)]  # the second layer has reported on one of the two batches
-    assert Position.of(position().state(), losses).losses == losses
+def test_losses_of_the_epoch_under_way_are_taken() -> None:
+    losses = {0: torch.zeros(2, 2), 3: torch.zeros(1, 1)}  # that layer has reported on one of the two batches
+    assert Position.of(position().state(), numbered(losses)).losses == losses
+    assert Position.of(position().state(), [losses[0]]).losses == {0: losses[0]}  # as older checkpoints have them
 
 
 def test_a_position_of_before_batches_were_left_out_is_taken() -> None:

@@ -16,7 +16,7 @@ from pipeal.engine.state.layer_state import layer_state
 from pipeal.training.checkpoint import manifest
 from pipeal.training.checkpoint.resume import ResumedTraining
 from pipeal.training.checkpoint.store import Checkpoint, CheckpointStore
-from pipeal.training.position import Part, Position, joined
+from pipeal.training.position import Part, Position
 
 
 def saved(folder: Path, layers: int, losses: list[torch.Tensor], splits: Any = 0) -> Checkpoint:
@@ -29,24 +29,14 @@ def saved(folder: Path, layers: int, losses: list[torch.Tensor], splits: Any = 0
 
 def test_losses_of_every_layer_are_taken_up(tmp_path: Path) -> None:
     found = ResumedTraining.of(saved(tmp_path, 2, [torch.zeros(3, 2), torch.zeros(3, 1)], splits=2))
-    assert [tuple(losses.shape) for losses in found.position.losses] == [(3, 2), (3, 1)]
+    assert [tuple(losses.shape) for losses in found.position.losses.values()] == [(3, 2), (3, 1)]
     assert found.position.totals.splits == 2
-
-
-def test_losses_of_other_layers_since_the_checkpoint_are_one_line() -> None:
-    """It ended in a traceback at the end of the epoch: neither part says of which layers its losses are."""
-    first = [torch.zeros(3, 2), torch.zeros(2, 1)]
-    assert [len(losses) for losses in joined(first, first)] == [6, 4]
-    assert joined(first, []) == first
-    for then in ([torch.zeros(3, 2)], [torch.zeros(3, 1), torch.zeros(2, 2)]):
-        with pytest.raises(DataError, match=r"each had \[2, 1\] up to the checkpoint amid this epoch, and has \["):
-            joined(first, then)
 
 
 @pytest.mark.parametrize(
     ("losses", "splits", "told"),
     [
-        ([torch.zeros(3, 2)] * 3, 0, "losses of 3 layers, states of 2"),
+        ([torch.zeros(3, 2)] * 3, 0, "losses of the layers [0, 1, 2], states of [0, 1]"),
         ([torch.zeros(3, 2), torch.zeros(4, 2)], 0, "losses: [(3, 2), (4, 2)] of 3 batches"),
         ([], -1, "splits is no number of updates"),
         ([], "many", "splits is no number of updates"),

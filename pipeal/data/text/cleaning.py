@@ -19,7 +19,7 @@ _MARKUP = re.compile(
 # Letters and digits, and the marks upon them, make words, anything else only separates them. For plain ASCII a
 # translation is faster.
 _SEPARATORS = {code: " " for code in range(128) if not chr(code).isalnum()}
-_SHAPES = "\u200c\u200d\ufe0e\ufe0f"
+_SHAPES = re.compile("[\u200c\u200d\ufe00-\ufe0f\U000e0100-\U000e01ef]")
 """Joiners and variation selectors: they say how a word looks, not which it is."""
 
 _FUNCTION_WORDS = """
@@ -65,9 +65,7 @@ def clean(text: str, drop_stop_words: bool = True) -> list[str]:
 
 def _words(text: str) -> list[str]:
     """The words of any text, each accented letter in one spelling."""
-    for shape in _SHAPES:
-        text = text.replace(shape, "")
-    return _word().findall(unicodedata.normalize("NFC", text))
+    return _word().findall(unicodedata.normalize("NFC", _SHAPES.sub("", text)))
 
 
 @cache

@@ -140,7 +140,11 @@ class Plain(Runner):
     def _is_own(self) -> Callable[[Tensor], bool]:
         """Whether a tensor lies in the memory of a weight or buffer of the layer, into which its update writes while
         others still read. Memory may be another in each forward, as with an offload."""
-        places = sorted([_place(one) for kept in self._kept for one in kept.values() if one is not None])
+        own = [one for kept in self._kept if kept for one in kept.values() if one is not None]
+        try:
+            places = sorted(map(Tensor.data_ptr, own))
+        except _NO_MEMORY:
+            places = sorted(map(_place, own))
 
         def is_own(tensor: Tensor) -> bool:
             try:

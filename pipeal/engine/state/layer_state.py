@@ -214,10 +214,18 @@ def _fitting(layer: TrainableLayer, state: State, undo: ExitStack) -> State:
     """The state, with what scales losses just where the layer has it, or gets it here; it fits the layer."""
     if set(state) != set(_PARTS):
         raise DataError(f"found the parts {sorted(state)}; expected the state of a layer, with {sorted(_PARTS)}")
+    if unsaved := _unsaved(module_of(layer)) & state["module"].keys():  # older states of cut networks have them
+        state = {**state, "module": {name: one for name, one in state["module"].items() if name not in unsaved}}
     if isinstance(layer, ScalesLosses):
         state = {**state, "module": _scaled_as(layer, state["module"], undo)}
     _refuse_misfit(layer, state)
     return state
+
+
+def _unsaved(module: nn.Module) -> set[str]:
+    """The names of the buffers that are not persistent."""
+    parts = module.named_modules()
+    return {f"{name}.{field}" if name else field for name, part in parts for field in part._non_persistent_buffers_set}
 
 
 def _scaled_as(layer: TrainableLayer, weights: Mapping[str, Any], undo: ExitStack) -> dict[str, Any]:

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
 from pipeal.core.errors import ConfigError
+from pipeal.core.messages import tell_once
 from pipeal.core.tree import Tree, describe, shapes_of
 from pipeal.methods.cutting.probe import probing
 
@@ -163,8 +165,20 @@ def called(model: nn.Module, sample: Tree) -> Called:
 
 
 def _masks(names: Iterable[tuple[str | int, str]]) -> dict[str | int, bool]:
-    """The arguments called masks, and whether they are called so for what they hide."""
-    return {key: "padding_mask" in name or "pad_mask" in name for key, name in names if "mask" in name}
+    """The arguments called masks, and whether they are true on padding, as PyTorch's ``key_padding_mask`` is. What else
+    is called a padding mask is true on words in some libraries and on padding in others, and so is told how it is read.
+    """
+    found = {}
+    for key, name in names:
+        if "mask" in name:
+            found[key] = "key_padding_mask" in name
+            if not found[key] and ("padding_mask" in name or "pad_mask" in name):
+                tell_once(
+                    f"the argument {name!r} is taken for a mask that is true on words; where it is true on padding, "
+                    "call it key_padding_mask, or hand the opposite on",
+                    logging.WARNING,
+                )
+    return found
 
 
 def _what_is_given(sample: Tree) -> str:

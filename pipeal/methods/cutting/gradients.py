@@ -23,22 +23,29 @@ def refuse_lost_gradients(traced: Traced) -> None:
     Raises:
         ConfigError: Between the cuts, it does so.
     """
-    reached = set[fx.Node]()
+    reached, lost = set[fx.Node](), set[fx.Node]()
     for node in traced.graph.nodes:
         if node.target == "detach" or reads_shape(node) or not _may_have(traced.values.get(node)):
             continue
+        if node.op not in ("output", "get_attr") and NO_GRAD in node.meta and not writes(node):
+            if _trained(node, traced.root) or not (reached | lost).isdisjoint(node.all_input_nodes):
+                lost.add(node)
+            continue
+        if not lost.isdisjoint(node.all_input_nodes) or (
+            NO_GRAD in node.meta and writes(node) and not reached.isdisjoint(node.all_input_nodes)
+        ):
+            raise ConfigError(
+                "between the cuts, the forward turns gradients off (torch.no_grad, set_grad_enabled), which its "
+                "parts would not; freeze the weights concerned (requires_grad_(False)), write x.detach() there, or "
+                "put that into a submodule"
+            )
         if _trained(node, traced.root) or not reached.isdisjoint(node.all_input_nodes):
             reached.add(node)
-            if NO_GRAD in node.meta:
-                raise ConfigError(
-                    "between the cuts, the forward turns gradients off (torch.no_grad, set_grad_enabled), which its "
-                    "parts would not; freeze the weights concerned (requires_grad_(False)), write x.detach() there, or "
-                    "put that into a submodule"
-                )
 
 
 def of_weights_alone(graph: fx.Graph, root: nn.Module) -> set[fx.Node]:
-    """The steps on weights alone that nothing else uses: they can as well be computed where their values are used."""
+    """The steps on trained weights, and what is free, that nothing else uses: they can as well be computed where their
+    values are used."""
     modules = [root.get_submodule(str(n.target)) for n in graph.nodes if n.op == "call_module" and n.target != FLAG]
     elsewhere = {id(one) for module in modules for one in (*module.parameters(), *module.buffers())}
     uses = Counter(node.target for node in graph.nodes if node.op == "get_attr" for _ in node.users)
@@ -56,7 +63,11 @@ def of_weights_alone(graph: fx.Graph, root: nn.Module) -> set[fx.Node]:
             continue
         if not is_free(node) and all(one in found or is_free(one) or is_weight(one) for one in inputs):
             found.add(node)
-    return found
+    trained = set[fx.Node]()
+    for node in graph.nodes:
+        if _trained(node, root) or (node in found and not trained.isdisjoint(node.all_input_nodes)):
+            trained.add(node)
+    return found & trained
 
 
 def unreached(

@@ -133,19 +133,19 @@ class _Held:
         """
         read = {node.target for node in graph.nodes if node.op == "get_attr"}
         for module, held, before in self._before:
-            for key in [key for key, value in held.items() if has_symbols(value)]:
+            is_of_buffers = "_buffers" not in before
+            for key in [key for key, value in held.items() if value is not before.get(key)]:
                 name = f"{module}.{key}" if module else key
-                is_state = "_buffers" not in before or f"model.{name}" in read
-                if is_state and isinstance(before.get(key), Tensor):
+                was_tensor = isinstance(before.get(key), Tensor) and has_symbols(held[key])
+                if (is_of_buffers and (was_tensor or before.get(key) is None)) or (
+                    was_tensor and f"model.{name}" in read
+                ):
                     raise ConfigError(
                         f"between the cuts, the forward assigns to {name!r}, which would be lost after the batch; "
-                        f"write into the tensor that is there (self.{key}.add_(1), self.{key}.copy_(...)), or put that "
+                        f"write into a tensor that is there (self.{key}.add_(1), self.{key}.copy_(...)), or put that "
                         "into a submodule"
                     )
-                if key in before:
-                    held[key] = before[key]
-                else:
-                    del held[key]
+        self.__exit__()
 
 
 def parents(name: str) -> list[str]:

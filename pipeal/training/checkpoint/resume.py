@@ -41,8 +41,8 @@ class ResumedTraining:
             epoch = checkpoint.epoch()
             position = Position.of(checkpoint.state["training"], epoch["losses"])
             states = checkpoint.layers()
-            if len(position.losses) > len(states):  # layers may report none
-                raise ValueError(f"losses of {len(position.losses)} layers, states of {len(states)}")
+            if not position.losses.keys() <= states.keys():  # layers may report none
+                raise ValueError(f"losses of the layers {sorted(position.losses)}, states of {sorted(states)}")
             splits = epoch.get("splits", 0)  # older ones have none
             if not isinstance(splits, int) or splits < 0:
                 raise TypeError("splits is no number of updates")

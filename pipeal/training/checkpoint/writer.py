@@ -17,7 +17,7 @@ from pipeal.engine.state.snapshot import LayerState, Snapshot
 from pipeal.training.checkpoint.finite import FiniteCheck
 from pipeal.training.checkpoint.rank_files import KeptLayer
 from pipeal.training.checkpoint.store import CheckpointStore
-from pipeal.training.position import joined
+from pipeal.training.position import joined, numbered
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Job:
     snapshot: Snapshot
     position: Mapping[str, Any]
     state: Mapping[str, Any]
-    losses: Sequence[Tensor] = ()
+    losses: Mapping[int, Tensor] = field(default_factory=dict)
     check: FiniteCheck = field(default_factory=FiniteCheck)
     tells_broken: bool = True
     best: bool = False
@@ -128,7 +128,7 @@ class CheckpointWriter:
         """
         # As they are now: the run goes on and changes them.
         position, state = json.loads(json.dumps(job.position)), json.loads(json.dumps(job.state))
-        job, outcome = replace(job, position=position, state=state, losses=[*job.losses]), Outcome()
+        job, outcome = replace(job, position=position, state=state, losses=dict(job.losses)), Outcome()
         with self._changed:
             self._require_alive()
             if self._closed:
@@ -274,5 +274,5 @@ def _content(number: int, found: LayerState) -> Mapping[str, Any] | KeptLayer:
 
 def _counted(job: Job, passed: Mapping[int, LayerState]) -> dict[str, Any]:
     """What is counted of the epoch under way."""
-    losses = joined([*job.losses], [found.losses for found in passed.values() if found.losses is not None])
-    return {"losses": losses, "splits": sum(found.splits for found in passed.values())}
+    since = {number: found.losses for number, found in passed.items() if found.losses is not None}
+    return {"losses": numbered(joined(job.losses, since)), "splits": sum(found.splits for found in passed.values())}

@@ -123,7 +123,6 @@ def test_chunks_to_train_on_repeat_shuffled_and_are_shared_out(chunks):
             assert list(islice(one, 60)) != list(islice(other, 60))
 
 
-@pytest.mark.data
 @pytest.mark.parametrize("instances", [1, 3])
 @pytest.mark.parametrize("prefetch", [False, True])
 def test_chunks_to_train_on_of_which_all_are_empty_are_an_error(instances, prefetch):
@@ -144,6 +143,7 @@ def test_chunks_to_train_on_of_which_all_are_empty_are_an_error(instances, prefe
         assert list(islice(one_is_not, 5)) == ["a"] * 5
 
 
+@pytest.mark.data
 def test_the_documents_method_on_wikitext(real_data):
     with gzip.open(real_data / "wikitext-2" / "train.txt.gz", "rt", encoding="utf-8") as file:
         lines = [line.strip() for line in file]
