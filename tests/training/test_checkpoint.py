@@ -443,7 +443,7 @@ def test_a_layer_may_report_no_losses_or_some_batches_only(folder):
     """Such a checkpoint was written amid an epoch, and then refused as none of a training."""
     position = Position(batches=3, part=Part(0.5, 3, 12))
     with CheckpointStore(folder) as store:
-        for losses in ({"2": torch.rand(3, 2)}, {"0": torch.rand(3, 2), "1": torch.rand(1, 1)}):
+        for losses in ({"1": torch.rand(3, 2)}, {"0": torch.rand(3, 2), "1": torch.rand(1, 1)}):
             state = {"training": position.state(), "data": {}}
             store.save(3, layers(3), {}, state, epoch={"losses": losses, "splits": 0})
             found = ResumedTraining.of(newest(folder)[0])
