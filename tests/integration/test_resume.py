@@ -306,10 +306,11 @@ def test_a_checkpoint_of_the_first_format_is_taken_up_bit_for_bit(
     for path in (folder / "checkpoints").glob("step-*"):
         found = Checkpoint.open(path)
         layers, epoch, facts = dict(found.layers()), found.epoch(), vars(found)
-        assert {len(losses) for losses in epoch["losses"]} == {found.position["batch"]}
+        losses = [*epoch["losses"].values()]
+        assert {len(of_layer) for of_layer in losses} == {found.position["batch"]}
         shutil.rmtree(path)
         kept = {name: facts[name] for name in ("number", "best", "position", "state")}
-        old_checkpoint(path.parent, found.step, layers, epoch["losses"], epoch["splits"], **kept)
+        old_checkpoint(path.parent, found.step, layers, losses, epoch["splits"], **kept)
     err = run(text.command, capsys, 0, *arguments, f"--out={tmp_path / 'stopped'}")
     assert "AL goes on after batch 6 of epoch 1" in err
     assert_same(tmp_path / "untouched" / folder.name, folder)
