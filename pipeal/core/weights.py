@@ -13,7 +13,7 @@ from safetensors import safe_open
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from pipeal.core.errors import ConfigError, DataError, first_line, name_of
+from pipeal.core.errors import ConfigError, DataError, first_line, listed, name_of
 from pipeal.core.tree import describe, shapes_of
 
 Given: TypeAlias = "Mapping[str, Tensor] | str | PathLike[str] | Iterable[str | PathLike[str]]"
@@ -136,7 +136,7 @@ class Weights:
     def _refuse(self, verb: str, names: list[str], others: list[str]) -> None:
         if not names:
             return
-        shown = ", ".join(map(repr, names[:_SHOWN])) + (f" and {len(names) - _SHOWN} more" * (len(names) > _SHOWN))
+        shown = listed([*map(repr, names)], _SHOWN)
         near = difflib.get_close_matches(names[0], others, n=1)
         hint = f" (they have {near[0]!r})" if near and verb == "lack" else ""
         what = "of the network's parameters and buffers" if verb == "lack" else "names that the network has not"

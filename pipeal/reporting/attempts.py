@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from pipeal.core.errors import DataError, first_line
+from pipeal.core.errors import DataError, first_line, listed
 
 _log = logging.getLogger(__name__)
 
@@ -59,8 +59,4 @@ class Attempts:
         by_reason: dict[str, list[str]] = {}
         for path, reason in self.missing.items():
             by_reason.setdefault(reason, []).append(str(path))
-        return "; ".join(f"{_few(paths)} ({reason})" for reason, paths in by_reason.items())
-
-
-def _few(paths: list[str]) -> str:
-    return ", ".join(paths[:_NAMED]) + (f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else "")
+        return "; ".join(f"{listed(paths, _NAMED)} ({reason})" for reason, paths in by_reason.items())

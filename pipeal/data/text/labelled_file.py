@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeal.core.errors import ConfigError, DataError
+from pipeal.core.errors import ConfigError, DataError, listed
 from pipeal.core.names import FILE, is_file
 from pipeal.data.text.datasets import TextDataset, TextSplit
 from pipeal.data.text.lines import read_lines
@@ -184,8 +184,7 @@ def _whole_numbers_first(word: str) -> tuple[int, int, str]:
 
 
 def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return (", ".join(map(_short, names[:_SHOWN])) or "which is empty") + more
+    return listed([*map(_short, names)], _SHOWN) or "which is empty"
 
 
 def _short(value: object) -> str:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from pipeal.core.errors import ConfigError, first_line
+from pipeal.core.errors import ConfigError, first_line, listed
 from pipeal.core.materialize import InitWeights, is_on_meta
 from pipeal.core.messages import tell_once
 from pipeal.core.methods import METHODS
@@ -152,10 +152,10 @@ def _tell_of_unreached(parts: Sequence[Part]) -> None:
     for number, part in enumerate(parts):
         names = part.module.unreached if isinstance(part.module, Piece) else ()
         if names:
-            shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
             tell_once(
-                f"layer {number} ({part.name!r}) has weights that will not train: {shown}; what they give is used "
-                "after the cut alone, and gradients cross no cut; cut elsewhere, or compute it where it is used",
+                f"layer {number} ({part.name!r}) has weights that will not train: {listed(names, _SHOWN)}; what they "
+                "give is used after the cut alone, and gradients cross no cut; cut elsewhere, or compute it where it "
+                "is used",
                 logging.WARNING,
             )
 

@@ -23,7 +23,7 @@ from torch import Tensor, fx, nn
 # As in pipeal.core.tree: private by name, but what fx itself stands on.
 from torch.utils import _pytree as pytree
 
-from pipeal.core.errors import ConfigError, first_line
+from pipeal.core.errors import ConfigError, first_line, listed
 from pipeal.core.modules import in_mode
 from pipeal.core.tree import Tree
 from pipeal.methods.cutting.calling import Called, called, why_not
@@ -77,14 +77,14 @@ def trace_model(model: nn.Module, around: Collection[str], sample: Tree, split: 
         with held, torch.random.fork_rng([]):
             with probing(model):
                 evaluation, values = trace(root, looked_into, sample)
-                held.without_symbols(evaluation)
+                held.after(evaluation)
             torch.rand(1)  # what the forward draws by itself is to differ from what it just drew, or it goes unseen
             with in_mode([model], True), torch.enable_grad():
                 known, found = [values.get(node) for node in evaluation.nodes], dict[fx.Graph, Values]()
 
                 def follow() -> fx.Graph:
                     graph, its_values = trace(root, looked_into, known=known)
-                    held.without_symbols(graph)
+                    held.after(graph)
                     found[graph] = its_values
                     return graph
 
@@ -121,12 +121,10 @@ class _Held:
         pass
 
     def __exit__(self, *error: object) -> None:
-        for _, held, before in self._before:
-            held.clear()
-            held.update(before)
+        self._put_back()
 
-    def without_symbols(self, graph: fx.Graph) -> None:
-        """Takes symbols out; what is merely kept, or made once and kept, is computed each time.
+    def after(self, graph: fx.Graph) -> None:
+        """After a forward: puts back what was. What it merely keeps, or makes once and keeps, is computed each time.
 
         Raises:
             ConfigError: One replaced a tensor that the next batch would need.
@@ -145,7 +143,12 @@ class _Held:
                         f"write into a tensor that is there (self.{key}.add_(1), self.{key}.copy_(...)), or put that "
                         "into a submodule"
                     )
-        self.__exit__()
+        self._put_back()
+
+    def _put_back(self) -> None:
+        for _, held, before in self._before:
+            held.clear()
+            held.update(before)
 
 
 def parents(name: str) -> list[str]:
@@ -163,8 +166,7 @@ def children_of(module: nn.Module, path: str = "") -> str:
     names = [f"{path}.{name}" if path else name for name, _ in module.named_children()]
     if not names:
         return f"{path or type(module).__name__!r} has no submodules"
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"the submodules of {path or type(module).__name__}: {', '.join(names[:_SHOWN])}{more}"
+    return f"the submodules of {path or type(module).__name__}: {listed(names, _SHOWN)}"
 
 
 def _place(at: TracebackType | None) -> str:
