@@ -14,6 +14,9 @@ from pipeal.line.retained import Retained
 
 _log = logging.getLogger(__name__)
 
+LOOK_S = 0.2
+"""How often a stage that waits looks whether it is to end."""
+
 _AWAY_S = 30.0
 """After so long something may be wrong that waiting does not mend; until then a first stage may be reading its data."""
 

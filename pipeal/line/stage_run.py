@@ -34,8 +34,8 @@ from pipeal.line.failures import Failures
 from pipeal.line.feed import Feed, FeedPosition
 from pipeal.line.items import BEGIN, END, STATE, Item, Packed
 from pipeal.line.line_file import LineFile, keys_of
-from pipeal.line.neighbours import Neighbours, shown
-from pipeal.line.parting import LEFT, PARTED, Partings
+from pipeal.line.neighbours import LOOK_S, Neighbours, shown
+from pipeal.line.parting import LEFT, Parting, Partings
 from pipeal.line.retained import Retained
 from pipeal.line.snapshots import Snapshots
 from pipeal.line.status import StageStatus, Status
@@ -48,12 +48,6 @@ from pipeal.training.checkpoint.resume import ResumedTraining
 from pipeal.training.checkpoint.store import Checkpoint
 
 _log = logging.getLogger(__name__)
-
-_LOOK_S = 0.2
-"""How often a stage that waits looks whether it is to end."""
-
-_GRACE_S = 30.0
-"""How long a stage that has done all stays, so that the one before hears of it."""
 
 
 @dataclass(frozen=True)
@@ -328,7 +322,7 @@ class StageRun:
         if items is not None:
             return next(items)
         assert self._neighbours.before is not None
-        found = self._neighbours.before.take(_LOOK_S)
+        found = self._neighbours.before.take(LOOK_S)
         if found is None:
             self._neighbours.require()
             return None
@@ -350,7 +344,7 @@ class StageRun:
         while item.kind != STATE and (self._worker is None or not self._worker.gathers):
             with self._retained.changed:
                 room = self._retained.changed.wait_for(
-                    lambda: self._retained.has_room(packed.size) or self._neighbours.failure is not None, _LOOK_S
+                    lambda: self._retained.has_room(packed.size) or self._neighbours.failure is not None, LOOK_S
                 )
             self._neighbours.raise_failure()
             if room:
@@ -403,78 +397,17 @@ class StageRun:
 
     def _finish(self) -> None:
         """Saves, and leaves once the neighbours need nothing more."""
-        after = self._neighbours.after
-        for end, neighbour in self._neighbours.ends:
-            end.parted = end.parted or bool(self._partings.of(neighbour))
+        parting = Parting(self.number, self._neighbours, self._partings, self._stop, self._tell)
         self._save()
         self._snapshots.settle(must=True)
-        if after is not None:
-            while self._retained.first < self._retained.next:
-                with self._retained.changed:
-                    self._retained.changed.wait(_LOOK_S)
-                self._part()
-                self._neighbours.require()
-                self._tell()
-                if (code := self._stop.code()) is not None:
-                    raise Interrupted(f"stage {self.number} was interrupted, and is saved", code)
+        if self._neighbours.after is not None:
+            parting.hand_over(self._retained)
             self._save()  # without what the next stage has: started again, this one waits for nobody who is done
             self._snapshots.settle(must=True)
         self._finished = True
         self._tell(at_once=True)  # before the last word: the next stage shows it
-        if after is not None:
-            after.bye()
-        self._await_parting()
+        parting.part()
         self._tell(at_once=True)
-
-    def _await_parting(self) -> None:
-        """Stays until both neighbours know that they need nothing more: the one before may have to do its last items
-        again, and the next one does not end before it is told."""
-        before, told = self._neighbours.before, False
-        while waits := [(end, neighbour) for end, neighbour in self._neighbours.ends if not end.parted]:
-            if (code := self._stop.code()) is not None:
-                raise Interrupted(
-                    f"stage {self.number} is saved, but stage {waits[0][1]} does not know that it has done its part",
-                    code,
-                )
-            self._neighbours.require()
-            away = [neighbour for end, neighbour in waits if end.lost_s > _GRACE_S]
-            if away and not told:
-                told = True
-                _log.warning(
-                    f"stage {self.number} has done its part; stage {away[0]} is away, and has not said that it has, "
-                    "too: it is waited for; if it has ended with 0, end this one"
-                )
-            self._look()
-        self._part()
-        until = monotonic() + _GRACE_S
-        while before is not None and self._partings.of(self.number - 1) != LEFT and self._stop.code() is None:
-            if monotonic() > until and before.lost_s >= _GRACE_S:
-                return
-            self._look()
-
-    def _look(self) -> None:
-        """A turn of a stage that has nothing to do."""
-        before, after = self._neighbours.before, self._neighbours.after
-        if before is not None:
-            before.wants_snapshot = False
-            before.take(_LOOK_S)
-        elif after is not None:
-            with after.changed:
-                after.changed.wait_for(lambda: after.parted, _LOOK_S)
-        self._part()
-        self._tell()
-
-    def _part(self) -> None:
-        """Keeps what neighbours say of their end: a later life of this stage does not wait for them."""
-        before, after = self._neighbours.before, self._neighbours.after
-        if before is not None and before.bye:
-            self._partings.keep(self.number - 1, PARTED)
-            before.part()
-        if before is not None and before.left:
-            self._partings.keep(self.number - 1, LEFT)
-        if after is not None and after.parted:
-            self._partings.keep(self.number + 1, LEFT)
-            after.leave()
 
     @property
     def _partings(self) -> Partings:

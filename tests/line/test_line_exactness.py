@@ -306,7 +306,7 @@ def test_a_stage_that_is_done_waits_for_one_that_is_away_at_the_end(
 ) -> None:
     """Symptom: the last stage left half a minute after the one before had lost power, which has to do the last items
     again, and waited for it without end."""
-    monkeypatch.setattr("pipeal.line.stage_run._GRACE_S", 0.0)
+    monkeypatch.setattr("pipeal.line.parting._GRACE_S", 0.0)
     line = text_line(tmp_path, "transformer", 2, snapshot_s=0.2)
     died, read = threading.Event(), StageRun._read
 
