@@ -6,7 +6,9 @@ import errno
 import logging
 import os
 import re
+import runpy
 import signal
+import sys
 from io import StringIO
 from pathlib import Path
 
@@ -128,6 +130,14 @@ def test_the_group_alone_shows_its_commands(capsys: pytest.CaptureFixture[str]) 
     code, out, err = run_command(main.command, capsys)
     assert (code, err) == (0, "")
     assert "train-text" in out
+
+
+def test_the_package_is_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """``python -m pipeal``, where the folder of commands is not on the path."""
+    monkeypatch.setattr(sys, "argv", ["pipeal", "train-txt"])
+    with pytest.raises(SystemExit, match="2"):
+        runpy.run_module("pipeal", run_name="__main__")
+    assert "train-text" in capsys.readouterr().err
 
 
 def test_a_name_that_is_no_text_is_shown_all_the_same(capfd: pytest.CaptureFixture[str]) -> None:
