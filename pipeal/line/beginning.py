@@ -232,6 +232,21 @@ def require_same_fixed(line: LineFile, before: Mapping[str, Any]) -> None:
             raise _another(f"{key}: it is", json.dumps(found), json.dumps(before.get(key)))
 
 
+def require_same_stages(line: LineFile, config: RunConfig) -> None:
+    """Refuses another number of stages than layers were divided into: some would be left out, or none be left for one.
+
+    Args:
+        line: As its file has it now.
+        config: As :func:`kept_choice` gave it.
+
+    Raises:
+        ConfigError: There are more now, or fewer.
+    """
+    found, before = len(line.stages), len(config.engine.sizes or ())
+    if found != before:
+        raise _another("stages: their number is", str(found), str(before))
+
+
 def _another(key_is: str, found: str, before: str) -> ConfigError:
     return ConfigError(
         f"{key_is} {found} in the line's file, but was {before} when the line began, and stays so; put it back, or "

@@ -29,6 +29,7 @@ from pipeal.line.beginning import (
     require_same_config,
     require_same_data,
     require_same_fixed,
+    require_same_stages,
 )
 from pipeal.line.failures import Failures
 from pipeal.line.feed import Feed, FeedPosition
@@ -163,6 +164,7 @@ class StageRun:
             if self.number == 0:
                 require_same_config(load_config(self._schema, values=self.line.config), state["begin"]["asked"])
                 require_same_fixed(self.line, state["fixed"])
+                self._config_of(state["begin"])
         except ConfigError:
             return False
         return True
@@ -198,8 +200,11 @@ class StageRun:
         require_same_data(experiment, found.facts)
         return found
 
-    def _config_of(self, begin: Mapping[str, Any], which: str = "config") -> Any:
-        return load_config(self._schema, values=document.parse(begin[which], source="stage 0"))
+    def _config_of(self, begin: Mapping[str, Any]) -> Any:
+        """With every choice made, for the stages that the line began with."""
+        config = load_config(self._schema, values=document.parse(begin["config"], source="stage 0"))
+        require_same_stages(self.line, config)
+        return config
 
     def _take_up(self, saved: Checkpoint, experiment: Experiment | None) -> None:
         """Goes on from a snapshot.
@@ -273,7 +278,8 @@ class StageRun:
         self._open.callback(self._worker.close)
         self._open.enter_context(libraries_left_out())
         if self._top is not None and self._files is not None:
-            self._top.begin(self._config_of(begin, "asked"), self._files)
+            asked = load_config(self._schema, values=document.parse(begin["asked"], source="stage 0"))
+            self._top.begin(asked, self._files)
             self._files = None
 
     def _work(self) -> None:

@@ -217,10 +217,14 @@ def test_one_process_goes_on_with_the_run_of_a_line(tmp_path: Path, capsys: pyte
     assert (out / "epochs.jsonl").read_text() == rows, "the last stage, started again, took the later epochs away"
 
 
+TOLD_LONGER = r"stages: their number is 3 in the line's file, but was 2 when the line began, and stays so; put it back"
+
+
 def test_a_configuration_that_was_edited_when_the_line_had_begun(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Symptom: it was left aside without a word."""
+    """Symptom: it was left aside without a word; with a stage less, the last layers were never trained, and both ended
+    with 0."""
     line = trained(tmp_path)
     content = document.parse(line.read_text(), source="")
     config = content["config"]
@@ -238,6 +242,10 @@ def test_a_configuration_that_was_edited_when_the_line_had_begun(
     told_one_line(told_never, *ran(line, 0, capsys))
     line.write_text(document.dump({**content, "resume": "elsewhere"}))
     told_one_line(r'resume: it is "elsewhere" in the line.s file, but was null when', *ran(line, 0, capsys))
+    longer = {**content, "stages": [*content["stages"], content["stages"][1]]}
+    line.write_text(document.dump(longer))
+    for stage in (0, 1):
+        told_one_line(TOLD_LONGER, *ran(line, stage, capsys))
     assert not list(tmp_path.glob("stage-*/failure.json"))
     moved = shutil.copytree(tmp_path / "data", tmp_path / "elsewhere")
     line.write_text(document.dump({**content, "config": {**config, "data": {**config["data"], "root": str(moved)}}}))
@@ -247,6 +255,8 @@ def test_a_configuration_that_was_edited_when_the_line_had_begun(
     told_one_line(told, *ran(line, 0, capsys))
     line.write_text(document.dump(never))
     told_one_line(told_never, *ran(line, 0, capsys))
+    line.write_text(document.dump(longer))
+    told_one_line(TOLD_LONGER, *ran(line, 0, capsys))
 
 
 def supervised(line: Path, attempts: int, **options: Any) -> list[list[BaseException]]:
