@@ -43,7 +43,7 @@ from pipeal.line.status import StageStatus, Status
 from pipeal.line.top import Top
 from pipeal.line.worker import StageWorker
 from pipeal.run.build import Experiment
-from pipeal.run.stopping import StopRequest
+from pipeal.run.stopping import StopRequest, worker_failures
 from pipeal.run.train import KINDS
 from pipeal.training.checkpoint.resume import ResumedTraining
 from pipeal.training.checkpoint.store import Checkpoint
@@ -326,7 +326,8 @@ class StageRun:
 
     def _next(self, items: Iterator[Item] | None) -> Item | None:
         if items is not None:
-            return next(items)
+            with self._at_item(), worker_failures(self._stop, "the same command"):
+                return next(items)
         assert self._neighbours.before is not None
         found = self._neighbours.before.take(LOOK_S)
         if found is None:

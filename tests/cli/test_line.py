@@ -7,6 +7,7 @@ import re
 import resource
 import shutil
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from pipeal.core.errors import DataError, Interrupted, LineError
 from pipeal.core.lock import FileLock
 from pipeal.line import commands
 from pipeal.line.beginning import end_of_epoch
+from pipeal.line.feed import Feed
 from pipeal.line.incoming import Incoming
 from pipeal.line.items import Item
 from pipeal.line.line_file import key_path, keys_of, read_line
@@ -333,6 +335,31 @@ def test_a_neighbour_that_was_away_when_the_line_was_stopped(tmp_path: Path, mon
     failures = supervised(line, attempts=1)
     assert [type(found[0]) for found in failures] == [LineError, LineError]
     assert str(failures[0][0]) == "stage 1 failed: ZeroDivisionError: a bug"
+
+
+def test_what_fails_where_the_first_stage_reads_counts_as_the_items(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Symptom: the other stages waited without end for a first one that could not read a sample; and a worker that died
+    came out as a traceback of PyTorch."""
+    monkeypatch.setattr("pipeal.line.neighbours._STOP_S", 0.0)
+    line = text_line(tmp_path, "lstm", 2)
+    kept = place_of(line, 0).folder / "failure.json"
+
+    def first(error: Exception) -> tuple[int, str, bool]:
+        def items(feed: Feed) -> Iterator[Item]:
+            yield feed._first
+            raise error
+
+        monkeypatch.setattr(Feed, "items", items)
+        code, _, err = ran(line, 0, capsys, "--again")
+        assert "Traceback" not in err
+        return code, err.splitlines()[-1], json.loads(kept.read_text())["stopped"]
+
+    assert first(DataError("sample 7 is no image")) == (2, "pipeal: sample 7 is no image", True)
+    code, said, stopped = first(RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."))
+    assert (code, stopped) == (1, False)
+    assert said.startswith("pipeal: a worker process that prepares batches died")
 
 
 def test_errors_at_different_items_stop_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
