@@ -22,6 +22,7 @@ from pipeal.line.stage_run import Place, StageRun
 from pipeal.line.status import read_status, status_table
 from pipeal.reporting.page import read_runs
 from pipeal.run.configure import named_config
+from pipeal.run.find_run import require_same_training
 from pipeal.run.stopping import StopRequest
 from pipeal.run.train import KINDS
 
@@ -64,6 +65,8 @@ def init(
         resume, done, dataset, model, config_file = _trained_in(Path(resume))
     kind, config = named_config(dataset, model or "transformer", preset, config_file, overrides, settings)
     if resume is not None:
+        _, before = named_config(dataset, model or "transformer", None, config_file, (), {})
+        require_same_training(before, config, Path(resume), otherwise="leave out --resume")
         config = _to_go_on(config, done, stages=1 + len(addresses))
     check_config(config)
     folder = Path(out)

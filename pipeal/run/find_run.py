@@ -213,16 +213,31 @@ def _named(path: Path, config: RunConfig) -> RunFolder:
             f"--resume {path}: no run there; expected the folder of a run or checkpoint, or auto or never"
         )
     asked = load_config(type(config), ASKED.at(path))
-    for key, before, now in changes(asked, config):
-        if key in _DECISIVE or not is_in(key, _FREE):
-            raise ConfigError(
-                f"--resume {path}: its run has {key} {before}, this command {now}; give the same, or --resume never"
-            )
+    require_same_training(asked, config, path, otherwise="--resume never")
     with refusals_told(f"--resume {path}: cannot work there", kind=ConfigError):
         lock = FileLock.take(LOCK.at(path))
     if lock is None:
         raise ConfigError(f"--resume {path}: another process works at this run; wait for it, or end it")
     return RunFolder(path, config, asked=asked, lock=lock)
+
+
+def require_same_training(before: RunConfig, now: RunConfig, path: Path, *, otherwise: str) -> None:
+    """Refuses to go on with a run by another training. How that is executed, and for how many epochs, may differ.
+
+    Args:
+        before: What the run was.
+        now: What is asked for.
+        path: The run, or a checkpoint of it.
+        otherwise: What to do where another training is wanted.
+
+    Raises:
+        ConfigError: A key that decides the training is another one.
+    """
+    for key, was, found in changes(before, now):
+        if key in _DECISIVE or not is_in(key, _FREE):
+            raise ConfigError(
+                f"--resume {path}: its run has {key} {was}, this command {found}; give the same, or {otherwise}"
+            )
 
 
 def changes(before: RunConfig, now: RunConfig) -> Iterator[tuple[str, str, str]]:

@@ -453,6 +453,9 @@ def test_what_a_line_cannot_go_on_with_is_told_in_one_line(tmp_path: Path, capsy
     )
     assert "1 epochs of 1 are done; ask for more with --epochs" in told(f"--resume={alone}")
     assert "leave out --dataset, --model" in told(f"--resume={alone}", "--model=lstm")
+    for setting in ("--set=data.held_out=0.2", "--set=model.x_hid=16", "--method=scpl", "--set=engine.packet=int8"):
+        found = told(f"--resume={alone}", "--epochs=2", "--set=engine.threads=2", setting)
+        assert re.search("its run has .*, this command (0.2|16|scpl|int8); give the same, or leave out --resume", found)
     (checkpoint,) = (alone / "checkpoints").glob("step-*")
     with CheckpointStore(alone / "checkpoints") as store:
         one = Checkpoint.open(checkpoint)
