@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,7 +27,8 @@ from pipeal.core.errors import ConfigError, refusals_told
 from pipeal.line.link import CONNECTIONS, MOST_CONNECTIONS, Keys
 
 _KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
-_ADDRESS = re.compile(r"(?:[0-9a-zA-Z._\-]+|\[[0-9a-fA-F:.]+\]):([1-9][0-9]{0,4})")
+_NAME = r"(?![_\-])[0-9a-zA-Z_\-]{1,63}(?:\.[0-9a-zA-Z_\-]{1,63})*\.?"  # ZeroMQ and Python raise at others
+_ADDRESS = re.compile(rf"(?:{_NAME}|\[[0-9a-fA-F:.]+\]):([1-9][0-9]{{0,4}})")
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -161,7 +163,7 @@ def make_line(
         settings: Other fields of :class:`LineFile`.
 
     Raises:
-        ConfigError: An address is none, there is a line already, or the system refused to write.
+        ConfigError: An address is none, there is a line already, or the system refused to write; nothing is left then.
     """
     path = folder / "line.yaml"
     if path.exists():
@@ -174,13 +176,17 @@ def make_line(
     pairs = [tuple(key.decode() for key in zmq.curve_keypair()) for _ in range(1 + len(addresses))]
     stages = tuple(LineStage(public, address) for (public, _), address in zip(pairs, (None, *addresses), strict=True))
     made = LineFile(secrets.token_hex(8), kind, dict(config), stages, **settings)
-    with refusals_told(f"cannot write the line's keys to {folder}", "; choose another --out", ConfigError):
-        folder.mkdir(parents=True, exist_ok=True)
-        for number, (_, secret) in enumerate(pairs):
-            key = key_path(folder, number)
-            with os.fdopen(os.open(key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
-                file.write(secret + "\n")
-    write_whole(path, document.dump(plain(made)))
+    with ExitStack() as undo:
+        with refusals_told(f"cannot write the line's keys to {folder}", "; choose another --out", ConfigError):
+            folder.mkdir(parents=True, exist_ok=True)
+            for number, (_, secret) in enumerate(pairs):
+                key = key_path(folder, number)
+                opened = os.open(key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+                undo.callback(key.unlink)
+                with os.fdopen(opened, "w", encoding="ascii") as file:
+                    file.write(secret + "\n")
+        write_whole(path, document.dump(plain(made)))
+        undo.pop_all()
     return made
 
 

@@ -64,17 +64,20 @@ def test_a_line_that_is_there_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "address",
     ["", "host", "host:", ":4000", "host:0", "host:65536", "host:99999", "host:port", "user@host:4000", "a b:4000",
-     "host/path:4000", "tcp://host:4000", "a;b:4000", "*:4000", "host:4000\n"],
+     "host/path:4000", "tcp://host:4000", "a;b:4000", "*:4000", "host:4000\n", "-host:4000", "_host:4000", ".:4000",
+     "..:4000", ".host:4000", "a..b:4000", f"{'a' * 64}.example:4000"],
 )  # fmt: skip
 def test_what_is_no_address_is_refused_before_anything_is_written(address: str, tmp_path: Path) -> None:
-    """``host:99999`` was written, and ended in a traceback of the stage before, where it connects."""
+    """``host:99999`` was written, and ended in a traceback of the stage before, where it connects; ``a..b:4000`` of
+    the one that listens."""
     with pytest.raises(ConfigError, match="expected HOST:PORT"):
         make_line(tmp_path / "line", "text", {}, [address], {})
     assert not (tmp_path / "line").exists()
 
 
 @pytest.mark.parametrize(
-    "address", ["localhost:1", "127.0.0.1:65535", "gpu-3.cluster_a.example:4000", "[fd00::2]:7001"]
+    "address",
+    ["localhost:1", "127.0.0.1:65535", "gpu-3.cluster_a.example:4000", "gpu.example.:4000", "[fd00::2]:7001"],
 )
 def test_addresses(address: str, tmp_path: Path) -> None:
     assert make_line(tmp_path, "text", {}, [address], {}).stages[1].address == address
@@ -126,6 +129,17 @@ def test_a_file_that_is_not_there_or_a_folder_is_told(tmp_path: Path) -> None:
     for path in (tmp_path / "line.yaml", tmp_path):
         with pytest.raises(ConfigError, match=r"cannot be read: .*; pipeal line init makes one"):
             read_line(path)
+
+
+def test_what_is_refused_leaves_no_key(tmp_path: Path) -> None:
+    """Symptom: once the key that was in the way had been removed, another one was, which the refused try had left."""
+    other = key_path(tmp_path, 1)
+    other.write_text("another")
+    with pytest.raises(ConfigError, match=r"cannot write the line's keys .*File exists"):
+        made(tmp_path)
+    assert [*tmp_path.iterdir()] == [other]
+    other.unlink()
+    assert made(tmp_path) == read_line(tmp_path / "line.yaml")
 
 
 def test_a_key_of_another_stage_or_of_none_is_refused(tmp_path: Path) -> None:
