@@ -157,8 +157,9 @@ def run(*, file: str, stage: int, key: str | None, folder: str | None, run_folde
     last = len(line.stages) - 1
     if stage < last:
         print(f"stage {stage} has done its part; the run lies with stage {last}, at {line.stages[last].address}")
-    elif place.run.is_dir():  # or, started once more after the end, it finds it moved
-        _print_run(place.run)
+    else:
+        with suppress(DataError):  # started once more after the end, it may find it moved, or something else there
+            _print_run(place.run)
 
 
 def _allow_all_files() -> None:

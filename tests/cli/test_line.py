@@ -199,6 +199,10 @@ def test_how_a_line_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str], mon
     )  # fmt: skip
     _, out, _ = run_command(runs.command, capsys, str(tmp_path))
     assert out.startswith(f"1 run in {tmp_path}\n")
+    run.rename(tmp_path / "moved")
+    assert ran(line, 1, capsys)[:2] == (0, "")
+    run.mkdir()
+    assert ran(line, 1, capsys)[:2] == (0, ""), "it has done its part, whatever lies there: this was exit code 2"
 
 
 def test_one_process_goes_on_with_the_run_of_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
