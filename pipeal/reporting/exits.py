@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,7 +58,8 @@ def draw_exits(table: ExitTable, path: str | Path, title: str) -> None:
 
     finish(axes, title, "cost per sample (MFLOPs)", "test accuracy", alone=True)
     axes.set_xlim(left=0, right=1.16 * max(*costs, early[0]) or 1)
-    low, high = min(*accuracies, early[1]), max(*accuracies, early[1])
+    heights = [value for value in (*accuracies, early[1]) if isfinite(value)] or [0.0]
+    low, high = min(heights), max(heights)
     room = max(0.3 * (high - low), 1.0)  # a point at least: less is noise, and must not look like more
     axes.set_ylim(low - room, high + room)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g} %")
@@ -70,6 +72,8 @@ def _name(axes: Axes, rows: Sequence[ExitRow]) -> None:
     from matplotlib.patheffects import withStroke
 
     for row, after in zip(rows, [*rows[1:], rows[-1]], strict=True):
+        if not isfinite(row.accuracy):  # diverged: a point nowhere
+            continue
         falls = after.accuracy < row.accuracy
         share = "" if row.share is None else f"\n{row.share:.0%} leave"
         axes.annotate(

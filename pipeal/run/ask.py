@@ -45,7 +45,7 @@ def answers(
         at_once: How many are read before they are answered.
 
     Raises:
-        DataError: The run is of no classifier, or an image cannot be read.
+        DataError: The run is of no classifier, an image cannot be read, or the model's answers are not finite.
         ConfigError: There is no such exit.
     """
     if trained.read is None:
@@ -58,7 +58,12 @@ def answers(
     rest = iter(given)
     while some := list(islice(rest, at_once)):
         with torch.no_grad():
-            rows = trained.package.infer(trained.read(some), exit_at).float().softmax(1)
+            logits = trained.package.infer(trained.read(some), exit_at).float()
+        if not logits.amax(1).isfinite().all():  # some may be masked
+            raise DataError(
+                "the model's answers are not finite: it has diverged; take an earlier checkpoint, or train again"
+            )
+        rows = logits.softmax(1)
         for one, row in zip(some, rows.tolist(), strict=True):
             names = trained.classes or [str(number) for number in range(len(row))]
             ordered = sorted(zip(names, row, strict=True), key=lambda pair: -pair[1])

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import sqrt
+from math import isfinite, sqrt
 from pathlib import Path
 from textwrap import fill
 
@@ -255,10 +255,10 @@ def _accuracy(al: Outcome, bp: Outcome) -> str:
     one, other = (outcome.measure.at_best(outcome.rows) or outcome.measure.last(outcome.rows) for outcome in (al, bp))
     told = f"{measure.name + ':':<9} AL {one}, BP {other} on {measure.unseen} samples"
     samples = al.experiment.facts.get("test_samples")
-    if not measure.is_share or not isinstance(samples, int) or samples < _ENOUGH:
+    apart = abs(one.mean - other.mean)
+    if not measure.is_share or not isfinite(apart) or not isinstance(samples, int) or samples < _ENOUGH:
         return told
     chance = 2 * sqrt(sum(share * (1 - share) for share in (one.mean, other.mean)) / samples)
-    apart = abs(one.mean - other.mean)
     within = "no more than what" if apart <= chance else "more than what"
     seeds = "; another seed may differ by more" if al.config.train.repeat == 1 else ""
     return f"{told}: {apart:.4f} apart, {within} {samples:,} samples leave to chance ({chance:.4f}){seeds}"

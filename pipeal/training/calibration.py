@@ -17,7 +17,7 @@ from pipeal.core.protocols import TrainableLayer
 from pipeal.core.tree import Tree
 from pipeal.engine import Pipeline
 from pipeal.engine.inference.exit_policy import ExitPolicy, confidence
-from pipeal.training.evaluation import inputs_of
+from pipeal.training.evaluation import inputs_of, right
 from pipeal.training.exit_costs import ExitCosts, mean_exit_costs
 
 _ALL_SETS = 9
@@ -49,7 +49,7 @@ class Calibration:
     cost: float
 
     def summary(self) -> dict[str, Any]:
-        """Every figure, ready for JSON; the threshold of an exit that is switched off is null."""
+        """Every figure, ready for ``write_json``; the threshold of an exit that is switched off is null."""
         last = len(self.costs)
         thresholds = [
             at if number in self.policy.tried else None for number, at in enumerate(self.policy.thresholds, 1)
@@ -108,8 +108,8 @@ def calibrate(
     costs = mean_exit_costs(layers or own, inputs or seen)
     temperatures = tuple(_temperature(one, y) for one in logits)
     sure = torch.stack([confidence(one, by) for one, by in zip(logits, temperatures, strict=True)], 1)
-    right = torch.stack([one.argmax(-1) == y for one in logits], 1)
-    policy = ExitPolicy(_thresholds(sure, right, costs, tolerance, margin), temperatures)
+    shares = torch.stack([right(one, y) for one in logits], 1)
+    policy = ExitPolicy(_thresholds(sure, shares, costs, tolerance, margin), temperatures)
     taken = _taken(sure, policy)
     by_exit = dict(zip(policy.tried, costs.on_the_way(policy.tried), strict=True))
     return Calibration(
@@ -118,8 +118,8 @@ def calibrate(
         samples=len(y),
         tolerance=tolerance,
         margin=margin,
-        accuracies=tuple(right.double().mean(0).tolist()),
-        accuracy=float(right.gather(1, taken.unsqueeze(1) - 1).double().mean()),
+        accuracies=tuple(shares.double().mean(0).tolist()),
+        accuracy=float(shares.gather(1, taken.unsqueeze(1) - 1).double().mean()),
         cost=sum(by_exit[depth] for depth in taken.tolist()) / len(y),
     )
 
@@ -201,7 +201,7 @@ def _sweep(
 
     Args:
         sure: ``(N, exits)`` confidences.
-        right: ``(N, exits)`` whether the answer is.
+        right: ``(N, exits)`` whether the answer is; an exit with one that is no number is not safe.
         tried: The exits, from 1, the last one included.
         costs: What leaving at each of them costs.
         tolerance: The accuracy that may be lost.

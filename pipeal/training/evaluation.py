@@ -20,7 +20,7 @@ Criterion: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
 def accuracy(pipe: Pipeline, batches: Iterable[Any], exit_at: int | None = None) -> float:
-    """The share of samples whose most likely class is the right one.
+    """The share of samples whose most likely class is the right one; not a number where :func:`right` is not.
 
     Args:
         pipe: The pipeline; it is drained first.
@@ -45,8 +45,10 @@ def accuracy_and_loss(
 
 
 def right(logits: Tensor, wanted: Tensor) -> Tensor:
-    """Whether the most likely class of each sample, or place of a text, is the right one."""
-    return logits.argmax(-1) == wanted
+    """1 where the most likely class of each sample, or place of a text, is the right one, else 0; of logits that are
+    not finite, as of a model that has diverged, not a number, as their loss is (some may be masked)."""
+    best = logits.max(-1)
+    return torch.where(best.values.isfinite(), best.indices == wanted, math.nan)
 
 
 def share_right(found: Sequence[Tensor]) -> float:
@@ -56,7 +58,7 @@ def share_right(found: Sequence[Tensor]) -> float:
 
 def right_and_loss(logits: Tensor, wanted: Tensor, criterion: Criterion) -> Tensor:
     """``(2,)`` float64: the share of a batch's answers that are right, and its loss."""
-    return torch.stack((logits.argmax(-1).eq(wanted).double().mean(), criterion(logits, wanted).double()))
+    return torch.stack((right(logits, wanted).double().mean(), criterion(logits, wanted).double()))
 
 
 def mean_of(found: Sequence[Tensor]) -> tuple[float, float]:

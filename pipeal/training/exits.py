@@ -15,7 +15,7 @@ from pipeal.core.errors import DataError
 from pipeal.core.tree import Tree, batch_size, tensors
 from pipeal.engine import Pipeline
 from pipeal.training.calibration import Calibration, calibrate
-from pipeal.training.evaluation import inputs_of
+from pipeal.training.evaluation import inputs_of, right
 from pipeal.training.exit_costs import ExitCosts, exit_costs
 
 __all__ = ["Calibration", "ExitCosts", "ExitRow", "ExitTable", "calibrate", "exit_costs", "exit_table"]
@@ -71,7 +71,7 @@ class ExitTable:
         return 1 - self.early.relative_cost if self.early.relative_cost is not None else 0.0
 
     def summary(self) -> dict[str, Any]:
-        """Every figure, ready for JSON."""
+        """Every figure, ready for ``write_json``."""
         return {
             "samples": self.samples,
             "accuracy_difference_points": self.early.points,
@@ -102,7 +102,7 @@ def exit_table(
     """
     policy, costs = calibration.policy, calibration.costs
     y: list[Tensor] = []
-    right = [
+    found = [
         torch.stack([_is_right(one, y[number]) for one in exits], 1)
         for number, exits in enumerate(pipe.predict_exits(inputs_of(test, y)))
     ]
@@ -112,12 +112,12 @@ def exit_table(
     y = []
     answers = pipe.predict_each(_kept(inputs_of(test, y), timed, timed_samples), policy=policy)
     early = [(_is_right(answer.logits, y[number]), answer.exits) for number, answer in enumerate(answers)]
-    if len(early) != len(right):
+    if len(early) != len(found):
         raise DataError(
-            f"there were {len(right)} batches of test samples the first time and {len(early)} the second; pass a list, "
+            f"there were {len(found)} batches of test samples the first time and {len(early)} the second; pass a list, "
             "or what else can be iterated over twice"
         )
-    accuracies = torch.cat(right).double().mean(0).tolist()
+    accuracies = torch.cat(found).double().mean(0).tolist()
     left = torch.cat([exits for _, exits in early]).cpu()
     depths = range(1, len(costs) + 1)
     ways: list[dict[str, Any]] = [{"exit_at": depth} for depth in depths] + [{"policy": policy}]
@@ -156,7 +156,7 @@ def _kept(inputs: Iterable[Tree], keep: list[Tree], samples: int) -> Iterator[Tr
 
 
 def _is_right(logits: Tensor, y: Tensor) -> Tensor:
-    return logits.argmax(-1) == y.to(logits.device, non_blocking=True)
+    return right(logits, y.to(logits.device, non_blocking=True))
 
 
 def _times_ms(pipe: Pipeline, timed: list[Tree], ways: list[dict[str, Any]], rounds: int) -> list[float]:

@@ -13,6 +13,7 @@ from PIL import Image
 
 from pipeal.cli import text
 from pipeal.cli.ask import command
+from pipeal.core.errors import DataError
 from pipeal.data import Vocab, clean, load_images
 from pipeal.run.ask import answers
 from pipeal.run.trained import load_trained
@@ -85,6 +86,14 @@ def test_a_mistake_is_one_line(run: Path, tmp_path: Path, capsys: pytest.Capture
         refused("--file .*empty.txt: expected .* found none", str(run), f"--file={tmp_path / 'empty.txt'}")
     (tmp_path / "latin.txt").write_bytes("schön".encode("latin-1"))
     refused("latin.txt, line 1: byte 0xf6 .* is not UTF-8", str(run), f"--file={tmp_path / 'latin.txt'}")
+
+
+def test_a_model_that_diverged_answers_nothing(run: Path) -> None:
+    found = load_trained(run)
+    with torch.no_grad():
+        next(found.package.parameters()).fill_(torch.nan)
+    with pytest.raises(DataError, match="the model's answers are not finite: it has diverged"):
+        next(answers(found, [GOOD]))
 
 
 @pytest.mark.slow

@@ -307,6 +307,14 @@ def test_a_run_that_is_ended_keeps_the_trials_before(tmp_path: Path, monkeypatch
         tuned(experiment, tmp_path)
 
 
+def test_a_classifier_whose_answers_are_no_numbers_is_not_chosen(tmp_path: Path) -> None:
+    """Symptom: its accuracy was that of the first class, and where all had diverged, one was taken."""
+    data = agnews(tmp_path / "data", count=4)
+    asked = config(data, "train.lr.base=1e30,1e31", epochs=1, lr={"warmup": 0}, on_non_finite="skip")
+    with pytest.raises(ConfigError, match="AL came to no figure with any of the 2 settings tried"):
+        tuned(text_experiment(asked), tmp_path)
+
+
 @pytest.mark.slow
 def test_a_setting_that_diverges_is_not_chosen(tmp_path: Path) -> None:
     root = agnews(tmp_path / "data", count=10)

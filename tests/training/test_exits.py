@@ -7,7 +7,7 @@ import json
 import warnings
 from dataclasses import dataclass, replace
 from functools import cache
-from math import inf
+from math import inf, isnan, nan
 from pathlib import Path
 
 import pytest
@@ -394,8 +394,20 @@ def test_a_model_that_diverged_takes_the_full_path() -> None:
     package = mlp()
     with torch.no_grad():
         package[0].enc.f[0].weight.fill_(torch.nan)
-    found = calibrate(Pipeline(package, threads=1), blobs(60, seed=1))
-    assert json.dumps(found.summary(), allow_nan=False)
+    pipe = Pipeline(package, threads=1)
+    found = calibrate(pipe, blobs(60, seed=1))
+    assert found.policy.tried == [3]
+    assert all(map(isnan, (*found.accuracies, found.accuracy))), "they were those of the first class"
+    table = exit_table(pipe, blobs(60, seed=2), found, timed_samples=1, rounds=1)
+    assert all(isnan(row.accuracy) for row in (*table.exits, table.early))
+
+
+def test_an_exit_that_breaks_on_some_samples_is_switched_off() -> None:
+    package = mlp()
+    package[0].enc.b.register_forward_hook(lambda _, x, made: made.where(x[0][:, :1] > 0, torch.nan))
+    found = calibrate(Pipeline(package, threads=1), blobs(60, seed=1), tolerance=1)
+    assert list(map(isnan, found.accuracies)) == [True, False, False]
+    assert found.policy.tried == [2, 3]
 
 
 def test_without_samples_there_is_nothing_to_go_by() -> None:
@@ -417,8 +429,11 @@ def a_table(accuracies: tuple[float, ...], early: float, mflops: float = 1.0) ->
 
 @pytest.mark.parametrize(
     "table",
-    [((0.6, 0.8, 0.9), 0.89), ((0.9, 0.8), 0.9), ((0.5,), 0.5), ((0.0,) * 12, 0.0), ((1.0, 1.0), 1.0, 0.0)],
-    ids=["rising", "falling", "one", "dead", "free"],
+    [
+        *(((0.6, 0.8, 0.9), 0.89), ((0.9, 0.8), 0.9), ((0.5,), 0.5), ((0.0,) * 12, 0.0), ((1.0, 1.0), 1.0, 0.0)),
+        *(((0.6, nan, 0.9), 0.89), ((nan, nan), nan)),
+    ],
+    ids=["rising", "falling", "one", "dead", "free", "diverged amid", "diverged"],
 )
 def test_any_table_gives_a_picture_without_a_warning(table: tuple[tuple[float, ...], float], tmp_path: Path) -> None:
     path = tmp_path / "new" / "exits.png"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -14,7 +15,7 @@ from pipeal import BP, ALPackage, Pipeline
 from pipeal.core.errors import DataError, Interrupted
 from pipeal.data import BatchLoader, Corpus, FixedBatchSampler, Vocab
 from pipeal.engine import RunReport
-from pipeal.training.evaluation import accuracy
+from pipeal.training.evaluation import accuracy, accuracy_and_loss
 from pipeal.training.learning_rate import Course
 from pipeal.training.position import Part, Position
 from pipeal.training.row import EpochRow
@@ -261,3 +262,15 @@ def test_accuracy_counts_every_sample_once(sizes: tuple[int, ...]) -> None:
     with Pipeline(ALPackage([BP(nn.Identity())]), ["cpu"], "sequential", threads=1) as pipe:
         assert accuracy(pipe, batches) == 4 / 9
         assert accuracy(pipe, []) == 0.0
+
+
+def test_answers_that_are_not_finite_are_not_those_of_the_first_class() -> None:
+    """Symptom: a classifier whose answers were all NaN was as good as the first class is frequent."""
+    y = torch.tensor([0, 0, 1])
+    masked, broken = torch.tensor([[1.0, 0.0], [-math.inf, 0.0], [-math.inf, 0.0]]), torch.eye(2)[y]
+    with Pipeline(ALPackage([BP(nn.Identity())]), ["cpu"], "sequential", threads=1) as pipe:
+        assert accuracy(pipe, [(masked, y)]) == pytest.approx(2 / 3)
+        for bad in (math.nan, math.inf):
+            broken[0, 0] = bad
+            assert math.isnan(accuracy(pipe, [(broken, y)]))
+            assert math.isnan(accuracy_and_loss(pipe, [(broken, y)], nn.functional.cross_entropy)[0])
