@@ -23,7 +23,7 @@ from pipeal.run.form_costs import FormCosts
 from pipeal.run.forms import Form
 from pipeal.run.opening import seed_of
 from pipeal.training.exits import ExitTable
-from pipeal.training.metric import MeanSd, Measure, best_rows, last_rows, measure_of
+from pipeal.training.metric import MeanSd, Measure, best_rows, held_rows, last_rows, measure_of
 from pipeal.training.position import Position, Totals
 from pipeal.training.row import EpochRow
 
@@ -280,13 +280,18 @@ def _seeds(config: RunConfig) -> str:
 
 def _tell_choice(outcomes: Sequence[Outcome]) -> None:
     """Which epochs were chosen, and by what; or why none was."""
-    chosen = [(outcome.form.label, best_rows(outcome.rows)) for outcome in outcomes]
-    if not all(rows for _, rows in chosen):
+    if not all(held_rows(outcome.rows, outcome.measure) for outcome in outcomes):
         print("chosen:   no epoch, since nothing is held out to choose by (data.held_out is 0)")
         return
-    epochs = ", ".join(f"{label} {' '.join(f'{row.epoch}' for row in rows)}" for label, rows in chosen)
+    epochs = ", ".join(f"{outcome.form.label} {_chosen_epochs(outcome.rows)}" for outcome in outcomes)
     turns = "of each turn " if outcomes[0].config.train.repeat > 1 else ""
     print(f"chosen:   the epoch {turns}with the best {outcomes[0].measure.held_name}: {epochs}")
+
+
+def _chosen_epochs(rows: Sequence[EpochRow]) -> str:
+    """That of each turn."""
+    best = {row.turn: f"{row.epoch}" for row in best_rows(rows)}
+    return " ".join(best.get(turn, "none: it diverged") for turn in sorted({row.turn for row in rows}))
 
 
 def _tell_losses(outcome: Outcome) -> None:

@@ -270,7 +270,7 @@ def _tried(run: Run, form: Form, setting: dict[str, Value], label: str) -> Trial
                 raise
             failed = first_line(error)
     best = best_rows(position.rows)
-    if failed is not None or not best or best[0].score == -math.inf:
+    if failed is not None or not best:
         _log.warning(f"{label}: {failed or 'diverged'}")
         return Trial(form.name, setting, seed, epochs, None, None)
     (row,) = best

@@ -97,9 +97,9 @@ class Measure:
         return f"held_out_{self.name}"
 
     def at_best(self, rows: Sequence[EpochRow]) -> MeanSd | None:
-        """The test figure of each turn's best epoch by its held-out samples; None where no epoch can be chosen."""
+        """The test figure of each turn's best epoch by its held-out samples; None where a turn has none."""
         best = best_rows(rows)
-        return MeanSd.of(map(self.test, best)) if best else None
+        return MeanSd.of(map(self.test, best)) if best and len(best) == len({row.turn for row in rows}) else None
 
     def last(self, rows: Sequence[EpochRow]) -> MeanSd:
         """The test figure of each turn's last epoch; turns that have not come that far are left out."""
@@ -107,7 +107,7 @@ class Measure:
 
 
 def best_rows(rows: Sequence[EpochRow]) -> list[EpochRow]:
-    """The best epoch of each turn, the first of equals; none of a turn without held-out samples."""
+    """The best epoch of each turn, the first of equals; none of a turn without held-out samples, or that diverged."""
     chosen: dict[int, tuple[float, EpochRow]] = {}
     for row in rows:
         score = row.score

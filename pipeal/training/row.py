@@ -44,9 +44,9 @@ class EpochRow:
 
     @property
     def score(self) -> float | None:
-        """What epochs are chosen by, the higher, the better; None where nothing is held out.
+        """What epochs are chosen by, the higher, the better; None where nothing is held out, or that has diverged.
 
         The held-out loss, turned round, where there is one, else the held-out accuracy: never what the test set says.
         """
         score = self.held_acc if self.held_loss is None else -self.held_loss
-        return -math.inf if score is not None and math.isnan(score) else score
+        return score if score is not None and math.isfinite(score) else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from math import nan
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -123,6 +124,18 @@ def test_without_backpropagation_speed_ups_are_over_the_form_that_is_named_first
     table = capsys.readouterr().out.partition("costs, speed-up over Greedy\n")[2]
     cells = [line.split("|") for line in table.splitlines() if line.startswith("| ")]
     assert [(row[1].strip(), row[-2].strip()) for row in cells[2:]] == [("Greedy", "1.00×"), ("AL", "1.50×")]
+
+
+def test_where_a_form_diverged_no_epoch_of_it_is_called_best(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other = outcome(tmp_path), outcome(tmp_path)
+    rows = [replace(one.rows[0], epoch=epoch, held_acc=held) for epoch, held in ((1, 0.3), (2, nan))]
+    one.position.rows[:] = rows
+    other.position.rows[:] = [replace(row, held_acc=nan) for row in rows]
+    show([one, other], tmp_path)
+    assert "the epoch with the best held-out accuracy: AL 1, AL none: it diverged\n" in capsys.readouterr().out
+    assert other.summary()["test_accuracy_at_best_held_out"] is None
 
 
 def test_where_nothing_is_held_out_no_epoch_is_called_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from pipeal import AE, AL, ENC, ALPackage, Pipeline
 from pipeal.core.errors import Interrupted
 from pipeal.engine.state.snapshot import Snapshot
 from pipeal.training.checkpoint import policy as keeping
-from pipeal.training.checkpoint.policy import CheckpointPolicy
+from pipeal.training.checkpoint.policy import CheckpointPolicy, is_best
 from pipeal.training.checkpoint.store import CheckpointStore
 from pipeal.training.checkpoint.writer import CheckpointWriter, Job, Outcome
 from pipeal.training.position import Part, Position
@@ -196,9 +196,9 @@ def test_a_later_turn_that_has_not_begun_takes_nothing_away_from_the_one_before(
     assert writer.best == [False] * failing
 
 
-def test_an_epoch_whose_loss_is_no_number_is_worse_than_any() -> None:
-    """Symptom: no later one was better than the first, which was kept for ever."""
-    broken, fine = (replace(row(1, 1, 0.5), held_loss=loss) for loss in (float("nan"), 9.0))
-    assert broken.score is not None
-    assert fine.score is not None
-    assert broken.score < fine.score
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_an_epoch_whose_loss_is_no_number_is_never_the_best(loss: float) -> None:
+    """Symptom: no later one was better than the first, which was kept for ever; then it was, as long as none was."""
+    broken, fine = replace(row(1, 1, 0.5), held_loss=loss), replace(row(1, 2, 0.5), held_loss=9.0)
+    assert not is_best(Position(epoch=1, batches=4, rows=[broken]))
+    assert is_best(Position(epoch=2, batches=8, rows=[broken, fine]))

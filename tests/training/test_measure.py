@@ -58,6 +58,15 @@ def test_no_test_figure_can_change_what_is_chosen() -> None:
         assert marks == [True, True, False, False]
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_turn_that_diverged_has_no_best_epoch_and_its_run_no_mean_of_them(bad: float) -> None:
+    """Symptom: its first epoch was said to be chosen."""
+    rows = [replace(row, held_loss=bad) if row.turn == 2 or row.epoch == 1 else row for row in LOSSY]
+    assert [(row.turn, row.epoch) for row in best_rows(rows)] == [(1, 3)]
+    assert LOSS.at_best(rows) is None, "a mean of those that did not diverge"
+    assert LOSS.at_best(rows[:3]) == MeanSd((1.75,))
+
+
 def test_without_held_out_samples_no_epoch_is_chosen() -> None:
     rows = [replace(ROW, epoch=n, test_acc=n / 10) for n in (1, 2)]
     assert best_rows(rows) == []
