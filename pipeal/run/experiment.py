@@ -28,7 +28,7 @@ from pipeal.run.outlook import show_outlook
 from pipeal.run.run_folder import RunFolder
 from pipeal.run.site import ONE_PROCESS, Site
 from pipeal.run.stopping import StopRequest
-from pipeal.run.training import newest_of, require_same_data, train_form
+from pipeal.run.training import newest_of, require_same_data, require_same_length, train_form
 from pipeal.run.tuning import check_grid, tune, tuned
 from pipeal.training.checkpoint.resume import ResumedTraining
 
@@ -105,12 +105,14 @@ def _check_taken_up(experiment: Experiment, forms: Sequence[Form], found: RunFol
 
     Raises:
         DataError: It began with other data.
+        ConfigError: Its turns would differ in length.
     """
     _log.info(f"going on with {found.path}")
     if found.passed is not None:
         _log.info(f"it has gone on from {found.passed.name} already: its newest checkpoint is taken")
     for form in forms:
         require_same_data(experiment, form.folder(found.path))
+        require_same_length(found, form)
 
 
 def _of_this_length(experiment: Experiment, forms: list[Form], found: RunFolder | None) -> list[Form]:

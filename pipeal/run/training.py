@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeal.config import RunConfig
 from pipeal.core.artifacts import CHECKPOINTS, TENSORBOARD, artifacts
-from pipeal.core.errors import DataError, Interrupted, UntidyError, add_note, first_line
+from pipeal.core.errors import ConfigError, DataError, Interrupted, UntidyError, add_note, first_line
 from pipeal.core.methods import METHODS
 from pipeal.core.outofmemory import is_out_of_memory
 from pipeal.reporting.progress import Progress
@@ -113,10 +113,13 @@ def _costs(experiment: Experiment, form: Form) -> FormCosts | None:
 
 def _saved(store: CheckpointStore, run: RunFolder, label: str) -> Checkpoint | None:
     """The checkpoint to go on from: the one that was named, if it is of this form, or the newest."""
+    return _named(store, run) or _newest(store, label)
+
+
+def _named(store: CheckpointStore, run: RunFolder) -> Checkpoint | None:
     named = run.checkpoint
-    if named is not None and named.resolve().parent == store.folder.resolve():
-        return Checkpoint.open(named)
-    return _newest(store, label)
+    is_own = named is not None and named.resolve().parent == store.folder.resolve()
+    return Checkpoint.open(named) if named is not None and is_own else None
 
 
 def _newest(store: CheckpointStore, label: str) -> Checkpoint | None:
@@ -155,6 +158,25 @@ def require_same_data(experiment: Experiment, folder: Path) -> None:
     known = None if saved is None else saved.state.get("data")
     if isinstance(known, Mapping):
         _check_same(experiment.facts, known)
+
+
+def require_same_length(found: RunFolder, form: Form) -> None:
+    """Asks, before anything is done or written, whether all turns of a form would have the same epochs.
+
+    Raises:
+        ConfigError: Other epochs are asked for than before, and the form is beyond its first turn.
+    """
+    before, now = found.asked.train.epochs, form.config.train.epochs
+    if before == now:
+        return
+    folder = form.folder(found.path)
+    saved = _named(CheckpointStore(CHECKPOINTS.at(folder)), found) or newest_of(folder)
+    turn = 1 if saved is None else ResumedTraining.of(saved).position.turn
+    if turn > 1:
+        raise ConfigError(
+            f"train.epochs: found {now}, but {found.path} is in turn {turn} of {form.config.train.repeat}, each of "
+            f"{before} epochs, over which its figures are means; give {before}, or --resume never"
+        )
 
 
 def newest_of(folder: Path) -> Checkpoint | None:

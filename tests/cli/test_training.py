@@ -13,13 +13,14 @@ import pytest
 import torch
 
 from pipeal.config import TextConfig
-from pipeal.core.errors import first_line
+from pipeal.core.errors import ConfigError, first_line
 from pipeal.engine import Window
 from pipeal.reporting import batches as batches_module
 from pipeal.reporting.batches import Batches
+from pipeal.run.find_run import find_run, new_run
 from pipeal.run.forms import Form
 from pipeal.run.opening import window_of
-from pipeal.run.training import _costs, _newest
+from pipeal.run.training import _costs, _newest, require_same_length
 from pipeal.training.checkpoint.store import CheckpointStore
 from pipeal.training.position import Part, Position
 
@@ -70,6 +71,31 @@ def test_a_run_without_a_good_checkpoint_says_that_it_starts_over(tmp_path: Path
         assert _newest(store, "AL") is None
     assert len(said) == 3
     assert said[-1] == f"no checkpoint in {store.folder} is as it was written: AL starts over in the same folder"
+
+
+def test_a_run_in_its_second_turn_keeps_its_epochs(tmp_path: Path) -> None:
+    """Symptom: one turn of one epoch and one of two, under one mean of last epochs, which was of the second alone."""
+    asked = TextConfig(dataset="toynews", out=str(tmp_path))
+    asked = replace(asked, train=replace(asked.train, epochs=1, repeat=2))
+    longer = replace(asked, train=replace(asked.train, epochs=2))
+    with new_run(asked) as run:
+        path = run.path
+    with CheckpointStore(path / "checkpoints") as store:
+        saved = [
+            store.save(turn, {0: {"w": 1}}, {}, {"training": Position(turn).state(), "data": {}}, epoch={"losses": []})
+            for turn in (1, 2)
+        ]
+
+    def goes_on(config: TextConfig, resume: Path) -> None:
+        found = find_run(config, str(resume))
+        assert found is not None
+        with found:
+            require_same_length(found, Form("al", "AL", "al", config))
+
+    goes_on(asked, path)
+    goes_on(longer, saved[0])
+    with pytest.raises(ConfigError, match=r"train.epochs: found 2, but .*-001 is in turn 2 of 2, each of 1 epochs"):
+        goes_on(longer, path)
 
 
 @pytest.mark.parametrize("error", [MemoryError("no room"), torch.OutOfMemoryError("no room"), RuntimeError("a bug")])
