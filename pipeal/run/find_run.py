@@ -178,9 +178,7 @@ def _unfinished(path: Path, config: RunConfig) -> RunFolder | None:
             _log.warning(f"{path} is left alone: it has no asked.yaml, which says what its run was asked for")
         return None
     try:
-        asked = load_config(type(config), ASKED.at(path))
-        if "out" not in (document.parse(ASKED.at(path).read_text(encoding="utf-8"), source="asked.yaml") or ()):
-            raise ConfigError(f"{path / 'asked.yaml'} is cut off: its last key, out, is missing")
+        asked = _asked(path, config)
         # It lies where runs are looked for now, however that was spelled before.
         if replace(asked, out=config.out) != config:
             return None
@@ -212,13 +210,25 @@ def _named(path: Path, config: RunConfig) -> RunFolder:
         raise ConfigError(
             f"--resume {path}: no run there; expected the folder of a run or checkpoint, or auto or never"
         )
-    asked = load_config(type(config), ASKED.at(path))
+    asked = _asked(path, config)
     require_same_training(asked, config, path, otherwise="--resume never")
     with refusals_told(f"--resume {path}: cannot work there", kind=ConfigError):
         lock = FileLock.take(LOCK.at(path))
     if lock is None:
         raise ConfigError(f"--resume {path}: another process works at this run; wait for it, or end it")
     return RunFolder(path, config, asked=asked, lock=lock)
+
+
+def _asked(path: Path, config: RunConfig) -> RunConfig:
+    """What the run in a folder was asked for.
+
+    Raises:
+        ConfigError: It is not as it was written; a part of it may be a configuration, too.
+    """
+    asked = load_config(type(config), ASKED.at(path))
+    if "out" not in (document.parse(ASKED.at(path).read_text(encoding="utf-8"), source="asked.yaml") or ()):
+        raise ConfigError(f"{ASKED.at(path)} is cut off: its last key, out, is missing; put it back")
+    return asked
 
 
 def require_same_training(before: RunConfig, now: RunConfig, path: Path, *, otherwise: str) -> None:

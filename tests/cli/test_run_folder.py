@@ -160,6 +160,17 @@ def test_a_damaged_record_of_what_was_asked_is_no_run_to_go_on_with(tmp_path: Pa
     assert said[0].startswith(f"{path} is left alone: ")
 
 
+def test_a_record_that_was_cut_is_not_blamed_on_the_command(tmp_path: Path, said: list[str]) -> None:
+    """Symptom: the command was told to give what was missing there."""
+    config = replace(asked(tmp_path), data=replace(TextConfig().data, vocab_size=99))
+    path = unfinished(config)
+    (path / "asked.yaml").write_text("dataset: toynews\n")
+    with pytest.raises(ConfigError, match=r"asked.yaml is cut off: its last key, out, is missing; put it back"):
+        find_run(config, str(path))
+    assert find_run(config, "auto") is None
+    assert "asked.yaml is cut off" in said[0]
+
+
 def test_an_unfinished_run_that_cannot_be_found_any_more_is_named(tmp_path: Path, said: list[str]) -> None:
     """The same command began anew beside it, without a word."""
     config = asked(tmp_path)
