@@ -66,6 +66,8 @@ def run_experiment(experiment: Experiment, resume: str = "auto", site: Site = ON
         # What was tried to make the choices: the run keeps it.
         with logged_to(BufferingHandler(capacity=1_000_000)) as heard:
             forms = [replace(form, config=_choice(experiment, form, found, site)) for form in forms]
+        if found is not None and site.retry and not heard.buffer:
+            _log.warning("--retry: without effect, since a run is taken up; --resume never begins a new one")
         folder = found or open_now.enter_context(new_run(config))
         if resume != "auto":
             folder.way_back = f"--resume {folder.path}"
@@ -152,8 +154,6 @@ def _choice(experiment: Experiment, form: Form, found: RunFolder | None, site: S
         raise PlacementError(
             f"{path}: {error}; to go on elsewhere, give --resume {found.path} and --devices"
         ) from error
-    if site.retry:
-        _log.warning("--retry: without effect, since a run is taken up; --resume never begins a new one")
     return replace(config, engine=before.engine, train=replace(train, mode=form.mode))
 
 

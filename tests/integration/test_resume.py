@@ -141,7 +141,10 @@ def test_images(workers: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     for code, retry in ((130, []), (130, []), (0, ["--retry"])):
         err = run(vision.command, capsys, code, *arguments, f"--out={tmp_path / 'stopped'}", *retry)
         assert ("--retry: without effect, since a run is taken up" in err) == bool(retry)
-    assert_same(*(tmp_path / out / "toyimages-resnet-al-001" for out in ("untouched", "stopped")))
+    untouched, stopped = (tmp_path / out / "toyimages-resnet-al-001" for out in ("untouched", "stopped"))
+    placed = (stopped / "placement.txt").read_text()
+    assert placed.startswith("AL on cpu"), "in its place there was that line"
+    assert_same(untouched, stopped)
 
 
 @pytest.mark.slow
