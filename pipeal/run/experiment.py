@@ -115,10 +115,17 @@ def _check_taken_up(experiment: Experiment, forms: Sequence[Form], found: RunFol
     for form in forms:
         require_same_data(experiment, form.folder(found.path))
         require_same_length(found, form)
+    going_on = {form.folder(found.path) for form in forms}
+    for path in sorted(found.path.glob(f"*/{CONFIG.name}")):
+        if path.parent not in going_on:
+            _log.warning(
+                f"{path.parent} is left as it stands: a form over several devices goes on where these are named, in "
+                "one process and without engine.compile"
+            )
 
 
 def _of_this_length(experiment: Experiment, forms: list[Form], found: RunFolder | None) -> list[Form]:
-    """The forms with the learning rate of a run of this length; what is to be tuned or was chosen is left alone.
+    """The forms with the learning rate of the length that the run has, or began with; what is to be tuned stays.
 
     Raises:
         ConfigError: A form cannot be trained with a setting of ``tune.grid``, or the rate rises.
@@ -126,9 +133,14 @@ def _of_this_length(experiment: Experiment, forms: list[Form], found: RunFolder 
     if experiment.config.tune.grid:
         check_grid(experiment, forms)
         return forms
-    if found is not None and all(CONFIG.at(form.folder(found.path)).is_file() for form in forms):
-        return forms
-    lr = at_its_length(experiment, experiment.config).train.lr
+    config = experiment.config
+    paths = [] if found is None else [CONFIG.at(form.folder(found.path)) for form in forms]
+    if path := next((path for path in paths if path.is_file()), None):
+        # A form that is new, or whose file is gone, has the course of those that it is held against.
+        begun = _as_chosen(type(config), path).train.lr
+        lr = replace(config.train.lr, base=begun.base, warmup=begun.warmup)
+    else:
+        lr = at_its_length(experiment, config).train.lr
     return [replace(form, config=replace(form.config, train=replace(form.config.train, lr=lr))) for form in forms]
 
 
@@ -140,7 +152,7 @@ def _choice(experiment: Experiment, form: Form, found: RunFolder | None, site: S
     before = _as_chosen(type(config), path)
     if config.tune.grid and not before.tune.grid:  # its trials are behind it
         config = tuned(config, {key: value_at(before, key) for key in parse_grid(config)})
-    # The rate and the warm-up that were left open were chosen by the length of the run when it began.
+    # The rate and the warm-up that were left open were chosen by the length of the run when it began, or by trials.
     begun = before.train.lr
     lr = replace(config.train.lr, base=begun.base, warmup=begun.warmup)
     train = replace(config.train, precision=before.train.precision, lr=lr)

@@ -117,9 +117,11 @@ def _saved(store: CheckpointStore, run: RunFolder, label: str) -> Checkpoint | N
 
 
 def _named(store: CheckpointStore, run: RunFolder) -> Checkpoint | None:
+    """None where no checkpoint was named, or that of another form."""
     named = run.checkpoint
-    is_own = named is not None and named.resolve().parent == store.folder.resolve()
-    return Checkpoint.open(named) if named is not None and is_own else None
+    if named is None or named.resolve().parent != store.folder.resolve():
+        return None
+    return Checkpoint.open(named)
 
 
 def _newest(store: CheckpointStore, label: str) -> Checkpoint | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,12 +21,15 @@ from pipeal.config import (
     TextConfig,
     TrainConfig,
     VisionConfig,
+    dump_config,
     find_config,
     load_config,
 )
 from pipeal.run.build_text import text_experiment
 from pipeal.run.build_vision import vision_experiment
 from pipeal.run.duration import at_its_length, at_length
+from pipeal.run.experiment import _of_this_length
+from pipeal.run.forms import Form
 from pipeal.run.opening import course_of
 from pipeal.training.learning_rate import usual_course
 from tests.cli.running import run_command
@@ -166,6 +170,21 @@ def test_it_is_written_once_repeated_by_its_file_and_kept_by_a_run_that_goes_on(
     assert code == 0, err
     assert load_config(TextConfig, folder / "config.yaml").train == replace(first.train, epochs=2)
     assert "train.lr.warmup=null" not in err
+
+
+def test_a_form_that_joins_a_run_later_has_the_course_of_the_others(tmp_path: Path) -> None:
+    """Symptom: a comparison went on for longer on two devices, and its third form had another rate and warm-up."""
+    asked = TextConfig(out=str(tmp_path))
+    begun = replace(
+        asked, train=replace(asked.train, precision="fp32", lr=replace(asked.train.lr, base=0.003, warmup=7))
+    )
+    begun = replace(begun, engine=replace(begun.engine, devices=("cpu",), sizes=(1,), threads=1))
+    (tmp_path / "al").mkdir()
+    (tmp_path / "al" / "config.yaml").write_text(dump_config(begun))
+    found: Any = SimpleNamespace(path=tmp_path)
+    forms = [Form(name, name, "bp", asked, is_compared=True) for name in ("bp", "al", "bp-spread")]
+    courses = {form.config.train.lr for form in _of_this_length(SimpleNamespace(config=asked), forms, found)}  # type: ignore[arg-type]
+    assert courses == {begun.train.lr}
 
 
 def test_images_are_counted_as_their_batches_are(said: list[str]) -> None:

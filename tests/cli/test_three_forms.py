@@ -5,10 +5,15 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from pipeal.cli.text import command
+from pipeal.config import TextConfig
+from pipeal.run.experiment import _check_taken_up
+from pipeal.run.find_run import new_run
+from pipeal.run.forms import Form
 from tests.cli.running import run_command
 from tests.cli.test_text import agnews
 
@@ -43,6 +48,18 @@ def test_backpropagation_over_the_devices_is_a_third_row_with_the_figures_of_one
     assert [len(summary[form]["stages"]) for form in summary] == [2, 1, 2]  # busy shares, one for each device
     assert "| BP over 2 |      2 |" in out
     assert "speed-up over BP\n" in out
+
+
+def test_a_row_that_goes_on_no_more_is_told(tmp_path: Path, said: list[str]) -> None:
+    """It had gone from the tables, without a word."""
+    with new_run(TextConfig(out=str(tmp_path))) as run:
+        for name in ("al", "bp", "bp-spread"):
+            (run.path / name).mkdir()
+            (run.path / name / "config.yaml").touch()
+        forms = [Form(name, name, name, TextConfig(), is_compared=True) for name in ("al", "bp")]  # type: ignore[arg-type]
+        _check_taken_up(SimpleNamespace(facts={}), forms, run)  # type: ignore[arg-type]
+    (line,) = (one for one in said if "bp" in one)
+    assert line.startswith(f"{run.path / 'bp-spread'} is left as it stands: a form over several devices goes on where")
 
 
 @pytest.mark.parametrize("arguments", [("--devices=cpu",), ("--devices=auto",)])
