@@ -130,6 +130,15 @@ def test_a_winner_at_the_edge_widens_the_range_for_all(tmp_path: Path, monkeypat
     assert not any("no more" in text for text in said)
 
 
+def test_the_table_says_how_long_its_own_trials_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Symptom: a run that was taken up with other epochs told of the length that its first trials had had."""
+    root = agnews(tmp_path / "data")
+    scripted(monkeypatch, {"al": 1e-2, "bp": 1e-2})
+    for epochs in (1, 3):
+        _, said = tuned(text_experiment(config(root, "train.lr.base=1e-3,1e-2,1e-1", epochs=epochs)), tmp_path)
+        assert any(f"with seed 0 and of so many epochs: {epochs}\n" in text for text in said)
+
+
 def test_of_language_models_the_lowest_loss_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = text_experiment(config(agnews(tmp_path / "data"), "train.lr.base=1e-3,1e-2,1e-1"))
     monkeypatch.setattr(TextExperiment, "criterion", property(lambda _: TokenCrossEntropy()))
