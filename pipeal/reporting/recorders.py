@@ -110,8 +110,7 @@ class JsonLinesRecorder(Recorder):
     """
 
     def _put(self) -> None:
-        rows = [{name: _json_value(value) for name, value in asdict(row).items()} for row in self._rows]
-        _write_lines(self.path, [json.dumps(row, allow_nan=False) for row in rows])
+        _write_lines(self.path, [json.dumps(_json_value(asdict(row)), allow_nan=False) for row in self._rows])
 
 
 def _write_lines(path: Path, lines: Iterable[str]) -> None:
@@ -120,14 +119,19 @@ def _write_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 def write_json(path: str | Path, mapping: Mapping[str, Any]) -> None:
-    """Writes a mapping as indented JSON; a reader sees the old file or the new one, never a part."""
-    text = json.dumps(mapping, indent=2, ensure_ascii=False) + "\n"
+    """Writes a mapping as indented JSON; a reader sees the old file or the new one, never a part.
+
+    JSON knows no NaN and no infinity; both become ``null``.
+    """
+    text = json.dumps(_json_value(mapping), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     write_whole(path, text)
 
 
 def _json_value(value: Any) -> Any:
     """A value that JSON has: ``_json_value((0.5, float("nan")))`` is ``[0.5, None]``."""
-    if isinstance(value, tuple):
+    if isinstance(value, Mapping):
+        return {key: _json_value(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
         return [_json_value(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import os
 import stat
 import subprocess
@@ -126,6 +127,13 @@ def test_json_is_read_back_and_replaces_what_was_there(tmp_path):
     for summary in ({"a": [1, 2.5, None]}, {"ä": "×"}):
         write_json(tmp_path / "new" / "summary.json", summary)
         assert json.loads((tmp_path / "new" / "summary.json").read_text(encoding="utf-8")) == summary
+
+
+def test_json_of_a_run_that_diverged_is_json(tmp_path):
+    """Symptom: summary.json held NaN, which other readers of JSON than Python's refuse."""
+    write_json(tmp_path / "x.json", {"a": {"b": [math.nan, (1.5, -math.inf)]}, "c": 1})
+    found = json.loads((tmp_path / "x.json").read_text(), parse_constant=pytest.fail)
+    assert found == {"a": {"b": [None, [1.5, None]]}, "c": 1}
 
 
 def test_what_fails_halfway_leaves_the_old_file_and_nothing_beside_it(tmp_path):
