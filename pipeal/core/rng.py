@@ -13,7 +13,6 @@ order. So the engine opens :func:`keyed` around each forward, and
 from __future__ import annotations
 
 import hashlib
-import inspect
 import struct
 import threading
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ from operator import index
 from typing import Any, SupportsIndex
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -280,26 +280,41 @@ def _default_generator(device: torch.device) -> torch.Generator:
 
 
 def may_draw(module: nn.Module) -> bool:
-    """Whether the forward of a module may draw from PyTorch's default generators.
+    """Whether the forward or backward of a module may draw from PyTorch's default generators.
 
     Modules of ``torch.nn`` are known: those with a dropout above zero draw, the others do not. Pipeal's own draw by
     :func:`random_words` alone, unless they say ``draws_from_default = True``, as the layers of methods do (their base
     class sees to it) but for those of pipeal's own. Of other classes only those that say
     ``draws_from_default = False`` are trusted not to; a subclass says it for itself, since it may override the forward.
-    Hooks, and functions in the place of modules, are not trusted.
+    Hooks, of gradients too, and functions and other callables in the place of modules are not trusted.
     """
     return any(_itself_may_draw(part) for part in module.modules())
+
+
+def dropouts(module: nn.Module) -> list[nn.Module]:
+    """The modules of ``torch.nn`` in a module that have a dropout, perhaps of zero, which may be raised at any time."""
+    return [part for part in module.modules() if _is_known(part) and _chance(part) is not None]
+
+
+def drops(dropout: nn.Module) -> bool:
+    """Whether one of :func:`dropouts` drops at present."""
+    return bool(_chance(dropout))
 
 
 def updates_may_draw(module: nn.Module) -> bool:
     """Whether the update of a layer may draw from PyTorch's default generators, as an optimizer that adds noise does.
 
-    The optimizers of ``torch.optim`` do not, nor do pipeal's or those whose class says ``draws_from_default = False``;
-    of layers, only those whose class is trusted are asked for theirs.
+    The optimizers of ``torch.optim`` do not, nor do pipeal's or those whose class says ``draws_from_default = False``,
+    unless a hook goes with their steps; of layers, only those whose class is trusted are asked for theirs.
     """
-    kinds = [type(value) for value in vars(module).values() if isinstance(value, torch.optim.Optimizer)]
-    known = all(kind.__module__.startswith("torch.optim.") or _declared(kind) is False for kind in kinds)
-    return not known or _itself_may_draw(module)
+    optimizers = [value for value in vars(module).values() if isinstance(value, torch.optim.Optimizer)]
+    return _itself_may_draw(module) or any(map(_step_may_draw, optimizers))
+
+
+def _step_may_draw(optimizer: torch.optim.Optimizer) -> bool:
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        return True
+    return not type(optimizer).__module__.startswith("torch.optim.") and _declared(type(optimizer)) is not False
 
 
 def _declared(kind: type) -> bool | None:
@@ -310,18 +325,40 @@ def _declared(kind: type) -> bool | None:
 
 
 def _itself_may_draw(module: nn.Module) -> bool:
-    patched = "forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks
-    if patched:
+    if "forward" in vars(module) or _has_hooks(module):
+        return True
+    # What is called in the place of a block, a criterion or an activation may be code that declares nothing.
+    if any(callable(value) and not _is_quiet(value) for value in vars(module).values()):
         return True
     declared = _declared(type(module))
     if declared is not None:
-        # A plain function as a block or a criterion is code that declares nothing.
-        return bool(declared) or any(inspect.isroutine(value) for value in vars(module).values())
-    if not type(module).__module__.startswith("torch.nn."):
+        return bool(declared)
+    if not _is_known(module):
         return True
-    if isinstance(module, nn.modules.dropout._DropoutNd):
-        return module.p > 0
     if isinstance(module, nn.RReLU | nn.FractionalMaxPool2d | nn.FractionalMaxPool3d | LazyModuleMixin):
         return True
-    dropout = getattr(module, "dropout", 0.0)  # nn.LSTM, nn.MultiheadAttention
-    return isinstance(dropout, float) and dropout > 0
+    return drops(module)
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    """Whether code of somebody's own runs within its forward or backward."""
+    own = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    weights = [parameter for parameter in module._parameters.values() if parameter is not None]
+    return bool(own) or any(one._backward_hooks or one._post_accumulate_grad_hooks for one in weights)
+
+
+def _is_quiet(function: Any) -> bool:
+    """Whether a callable is known not to draw: an activation that ``nn.TransformerEncoderLayer`` takes by name, or an
+    object whose class says so."""
+    return function in (F.relu, F.gelu) or _declared(type(function)) is False
+
+
+def _is_known(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.nn.")
+
+
+def _chance(module: nn.Module) -> float | None:
+    """The dropout of a module of ``torch.nn``; None if it has none."""
+    is_dropout = isinstance(module, nn.modules.dropout._DropoutNd)
+    chance = module.p if is_dropout else getattr(module, "dropout", None)  # nn.LSTM, nn.MultiheadAttention
+    return chance if isinstance(chance, int | float) else None

@@ -328,6 +328,68 @@ def test_randomness_in_updates_is_keyed() -> None:
     assert all(weights == found["sequential"] for weights in found.values())
 
 
+class Noisy:
+    """A criterion that is neither a module nor a function."""
+
+    def __call__(self, found: Tensor, wanted: Tensor) -> Tensor:
+        return F.mse_loss(F.dropout(found, 0.5), wanted)
+
+
+def with_hooks(register: Callable[[AL], object]) -> AL:
+    layer = square()
+    register(layer)
+    return layer
+
+
+def noisy_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    gradient = optimizer.param_groups[0]["params"][0].grad
+    gradient.add_(torch.randn_like(gradient))
+
+
+def noisy_activation() -> AL:
+    block = nn.TransformerEncoderLayer(16, 2, 16, 0.0, activation=partial(F.dropout, p=0.5))
+    return AL(ENC(block, nn.Linear(16, 16)), AE(nn.Linear(16, 16), nn.Linear(16, 16)))
+
+
+BESIDE: dict[str, Callable[[], AL]] = {
+    "a partial function": lambda: square(ae=partial(AE, cri=partial(Noisy.__call__, Noisy()))),
+    "an object that is called": lambda: square(ae=partial(AE, cri=Noisy())),
+    "an activation": noisy_activation,
+    "a hook of a weight": lambda: with_hooks(
+        lambda layer: layer.enc.f.weight.register_hook(lambda gradient: gradient + torch.randn_like(gradient))
+    ),
+    "a hook of a backward": lambda: with_hooks(
+        lambda layer: layer.enc.b.register_full_backward_hook(lambda _, to, __: tuple(g + torch.rand(1) for g in to))
+    ),
+    "a hook of an optimizer": lambda: with_hooks(lambda layer: layer.enc_opt.register_step_pre_hook(noisy_step)),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_code_that_draws_in_known_modules_and_optimizers_is_keyed(name: str) -> None:
+    """Symptom: weights differed from run to run. Cause: modules of known classes were asked for functions alone."""
+    found = weights_by_schedule(lambda: ALPackage([BESIDE[name]() for _ in range(3)]), data(4, 6))
+    assert all(weights == found["sequential"] for weights in found.values())
+
+
+@pytest.mark.parametrize(("of", "name"), [("dropout1", "p"), ("self_attn", "dropout")])
+def test_a_dropout_that_is_raised_later_is_keyed(of: str, name: str) -> None:
+    """Symptom: weights differed from run to run. Cause: a dropout of zero was looked at when the pipeline was made."""
+
+    def trained(elsewhere: int) -> Tensor:
+        torch.manual_seed(0)
+        block = nn.TransformerEncoderLayer(16, 2, 16, 0.0)
+        layer = AL(ENC(block, nn.Linear(16, 16)), AE(nn.Linear(16, 16), nn.Linear(16, 16)))
+        torch.manual_seed(elsewhere)
+        with Pipeline([layer], "cpu", threads=1) as pipe:
+            pipe.run(data(4, 1))
+            setattr(getattr(block, of), name, 0.5)
+            pipe.run(data(4, 3))
+        return torch.cat([value.flatten() for value in layer.parameters()])
+
+    assert torch.equal(trained(1), trained(2))
+
+
 def test_randomness_in_backwards_is_keyed() -> None:
     def build() -> ALPackage:
         dithered = [square() for _ in range(3)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from pipeal.core.packet import Packet
-from pipeal.core.rng import key_seed, keyed, may_draw, updates_may_draw
+from pipeal.core.rng import dropouts, drops, key_seed, keyed, may_draw, updates_may_draw
 from pipeal.engine.runner.layer import Around
 from pipeal.engine.schedule import Action
 
@@ -45,9 +45,9 @@ class Keyed(Around):
 
     Attributes:
         index: The layer's number.
-        module: The layer; what it may draw from is looked up once.
+        module: The layer; what it may draw from is looked up once, but for dropouts of zero, which may be raised later.
         seeds: Those of its stage.
-        draws: Whether its forward may draw from PyTorch's default generators.
+        draws: Whether its forward or backward may draw from PyTorch's default generators.
     """
 
     index: int
@@ -57,9 +57,11 @@ class Keyed(Around):
     def __post_init__(self) -> None:
         self.draws = may_draw(self.module)
         self._update_draws = updates_may_draw(self.module)
+        self._dropouts = [] if self.draws else dropouts(self.module)
 
     def around(self, action: Action, packet: Packet, rows: range | None) -> keyed:
         """The key of (seed, layer, batch), and of the action and the rows."""
         key = _WHOLE[action] if rows is None else (_PART[action], rows.start, rows.stop)
+        self.draws = self.draws or any(map(drops, self._dropouts))
         draws = self._update_draws if action is Action.UPDATE else self.draws
         return keyed(self.seeds.of(action), self.index, packet.batch, *key, whole_default=draws)
