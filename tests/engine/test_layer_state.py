@@ -297,14 +297,9 @@ def test_a_lazy_layer_takes_a_state_but_has_none() -> None:
     assert states_differ(ALPackage([old]), ALPackage([new])) == []
 
 
-def adam_of(*names: str) -> Callable[..., torch.optim.Optimizer]:
-    """Adam over the parameters in another order, or of fewer."""
-
-    def make(groups: Any, lr: float) -> torch.optim.Optimizer:
-        parameters = groups[0]["params"]
-        return torch.optim.Adam([{"params": [parameters[int(name)] for name in names]}], lr=lr, fused=True)
-
-    return make
+def adam_backwards(groups: Any, lr: float) -> torch.optim.Optimizer:
+    """Adam over the parameters in another order."""
+    return torch.optim.Adam([{"params": groups[0]["params"][::-1]}], lr=lr, fused=True)
 
 
 sgd = partial(torch.optim.SGD, momentum=0.9)
@@ -316,8 +311,8 @@ MISFITS: dict[str, tuple[Callable[[], Any], str]] = {
     "type": (lambda: layer().double(), r"'enc.f.0.weight' is \(4, 3\) float64 in the state and \(4, 3\) float32 in"),
     "optimizer": (partial(layer, optimizer=sgd), "optimizer 'enc_opt' is SGD in the state and Adam in the layer"),
     "order": (
-        partial(layer, optimizer=adam_of("1", "0")),
-        "parameter 0 of group 0 of optimizer 'enc_opt' is 'enc.f.0.bias' in the state and 'enc.f.0.weight' in the",
+        partial(layer, optimizer=adam_backwards),
+        "parameter 0 of group 0 of optimizer 'enc_opt' is 'enc.b.bias' in the state and 'enc.f.0.weight' in the",
     ),
     "more": (partial(layer, kind=Rich), r"'seen' is \(\) int64 in the state and missing in the layer"),
     "kind": (lambda: BP(nn.Linear(3, 2)), "'enc.f.0.weight' is missing in the state and"),
@@ -376,6 +371,10 @@ def test_what_would_be_lost_is_refused() -> None:
     loose.enc_opt.add_param_group({"params": [torch.ones(3, requires_grad=True)]})
     with pytest.raises(ConfigError, match=r"optimizer 'enc_opt' trains \(3,\) float32, which is no parameter"):
         layer_state(loose)
+    hidden = layer()
+    hidden.optimizers = lambda: (hidden.enc_opt, torch.optim.SGD(hidden.ae.parameters()))  # type: ignore[method-assign]
+    with pytest.raises(ConfigError, match="an optimizer of AL, SGD, is not kept where it is looked for"):
+        layer_state(hidden)
     odd = layer(kind=Rich)
     odd.get_extra_state = lambda: {"when": {1, 2}}  # type: ignore[method-assign]
     with pytest.raises(ConfigError, match=r"holds a set \(module, '_extra_state', 'when'\), which no checkpoint keeps"):

@@ -20,7 +20,11 @@ _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
 def stateful(module: nn.Module) -> tuple[dict[str, torch.optim.Optimizer], dict[str, Any]]:
-    """The optimizers that modules have as attributes, and what else has a state; by dotted path, each once."""
+    """The optimizers that modules have as attributes, and what else has a state; by dotted path, each once.
+
+    Raises:
+        ConfigError: A layer steps an optimizer that is not among them.
+    """
     found: dict[int, tuple[str, Any]] = {}
     for prefix, part in module.named_modules():
         for name, value in vars(part).items():
@@ -28,6 +32,14 @@ def stateful(module: nn.Module) -> tuple[dict[str, torch.optim.Optimizer], dict[
                 for path, held in _held(f"{prefix}.{name}".lstrip("."), value):
                     if _has_state(held):
                         found.setdefault(id(held), (path, held))
+    stepped = getattr(module, "optimizers", None)
+    for optimizer in stepped() if callable(stepped) else ():
+        if id(optimizer) not in found:
+            raise ConfigError(
+                f"an optimizer of {type(module).__name__}, {type(optimizer).__name__}, is not kept where it is looked "
+                "for, so that its state would be lost; make it an attribute of the layer, or put it into a list, tuple "
+                "or dict that is one"
+            )
     optimizers = {path: held for path, held in found.values() if isinstance(held, torch.optim.Optimizer)}
     return optimizers, {path: held for path, held in found.values() if path not in optimizers}
 
