@@ -669,7 +669,7 @@ def test_a_users_error_keeps_its_type_and_its_place(schedule: str) -> None:
             return super().forward(x)
 
     package = small()
-    package[1].enc.f = Refuses(nn.Linear(8, 8))
+    package[1].enc.f = Refuses(nn.Linear(8, 8)).requires_grad_(False)
     pipe = Pipeline(package[:2], ["cpu"] * 2, schedule, threads=1, compile="static")
     with pytest.raises(LookupError, match="three of them") as caught, pipe:
         pipe.run(batches_of([4, 3]))
@@ -681,7 +681,7 @@ def test_a_users_error_keeps_its_type_and_its_place(schedule: str) -> None:
 @pytest.mark.slow
 def test_an_input_changed_in_place_is_still_found() -> None:
     package = pair()
-    package[0].enc.f = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(FEATURES, 8))
+    package[0].enc.f = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(FEATURES, 8)).requires_grad_(False)
     with pytest.raises(ScheduleError, match="in place"), Pipeline(package[:1], ["cpu"], compile="static") as pipe:
         pipe.run(batches_of([4]))
 

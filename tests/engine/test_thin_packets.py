@@ -89,6 +89,7 @@ def package(layers: int = 3, wide: int = WIDE, tight: Tight | None = None) -> AL
     made = [AL(ENC(nn.Sequential(square(), nn.Tanh()), square()), AE(square(), square()), 0.01) for _ in range(layers)]
     if tight is not None:
         made[1].enc.f = tight
+        made[1].enc_opt.add_param_group({"params": list(tight.parameters()), "lr": 0.0})
     return ALPackage(made)
 
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pipeal import ALPackage, ConfigError, LayerError, Pipeline, ScheduleError
+from pipeal import AE, AL, ENC, ALPackage, ConfigError, LayerError, Pipeline, ScheduleError
 from pipeal.core.methods import METHODS, Loss, Method
 from pipeal.core.protocols import TURN, UP
 from pipeal.core.tree import Tree
@@ -139,6 +139,19 @@ def test_an_optimizer_of_pytorch_is_as_good_as_one_opened() -> None:
     for factor in (0.5, 0.25):
         layer.scale_lr(factor)
     assert layer.opt.param_groups[0]["lr"] == 0.125
+
+
+def test_an_optimizer_of_a_side_that_leaves_parameters_out_is_told() -> None:
+    """Symptom: biases of AL layers never learned, in silence. Cause: only layers with one optimizer were asked."""
+
+    def of_matrices(groups: list[dict[str, Any]], lr: float) -> torch.optim.Optimizer:
+        return torch.optim.SGD([each for group in groups for each in group["params"] if each.dim() == 2], lr=lr)
+
+    layer = AL(ENC(nn.Linear(6, 4), nn.Linear(4, 4)), AE(nn.Linear(4, 4), nn.Linear(4, 4)), optimizer=of_matrices)
+    with pytest.raises(
+        LayerError, match=r"AL, has its parameters enc\.f\.bias, enc\.b\.bias, ae\.g\.bias, ae\.h\.bias"
+    ):
+        layer(torch.ones(2, 6), torch.ones(2, 4))
 
 
 def test_a_frozen_part_needs_no_optimizer() -> None:
