@@ -101,13 +101,12 @@ def _leaves_out(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _by_kind(optimizers: Iterable[torch.optim.Optimizer]) -> Iterable[list[Tensor]]:
-    """All gradients, by type and device."""
+    """All gradients, by type and device; that of a parameter which several optimizers have is there once."""
+    groups = (group for optimizer in optimizers for group in optimizer.param_groups)
+    gradients = {id(parameter): parameter.grad for group in groups for parameter in group["params"]}
     found: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                gradient = parameter.grad
-                if gradient is not None:
-                    values = gradient._values() if gradient.is_sparse else gradient
-                    found.setdefault((values.dtype, values.device), []).append(values)
+    for gradient in gradients.values():
+        if gradient is not None:
+            values = gradient._values() if gradient.is_sparse else gradient
+            found.setdefault((values.dtype, values.device), []).append(values)
     return found.values()

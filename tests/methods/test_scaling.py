@@ -65,6 +65,21 @@ def test_a_power_of_two_changes_no_bit_where_nothing_overflows(build: Callable[.
     assert all(map(torch.equal, plain.parameters(), scaled.parameters()))
 
 
+def test_a_gradient_of_both_sides_is_unscaled_once() -> None:
+    """Symptom: a module of both sides barely learned in fp16. Cause: its gradient was divided by the factor twice."""
+
+    def shared() -> AL:
+        torch.manual_seed(0)
+        both = nn.Linear(4, 4)
+        return AL(ENC(nn.Linear(3, 4), both), AE(nn.Linear(5, 4), nn.Sequential(both, nn.Linear(4, 5))), 0.1, SGD)
+
+    plain, scaled = shared(), shared()
+    scaled.scale_losses()
+    step(plain)
+    step(scaled)
+    assert all(map(torch.equal, plain.parameters(), scaled.parameters()))
+
+
 @pytest.mark.parametrize("build", [al, bp])
 def test_an_update_that_overflowed_is_left_out_whole_and_halves_the_factor(build: Callable[..., AL | BP]) -> None:
     layer = build()
