@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from pipeal.core.by_size import BySize
-from pipeal.core.errors import DataError
+from pipeal.core.errors import ConfigError, DataError
 from pipeal.core.protocols import TrainableLayer
 from pipeal.core.tree import Tree
 from pipeal.engine import Pipeline
 from pipeal.engine.inference.exit_policy import ExitPolicy, confidence
-from pipeal.training.evaluation import inputs_of, right
+from pipeal.training.evaluation import check_class_numbers, inputs_of, right
 from pipeal.training.exit_costs import ExitCosts, mean_exit_costs
 
 _ALL_SETS = 9
@@ -101,8 +101,13 @@ def calibrate(
         inputs: On which costs are counted; None for the held-out ones, as padded as they come.
 
     Raises:
-        DataError: There is no held-out sample.
+        DataError: There is no held-out sample, or targets are no class numbers, one for each.
+        ConfigError: ``tolerance`` is no number from 0 to 1, or ``margin`` none from 0.
     """
+    if not 0 <= tolerance <= 1:
+        raise ConfigError(f"tolerance is {tolerance}; expected a share of the samples, from 0 to 1")
+    if not 0 <= margin < inf:
+        raise ConfigError(f"margin is {margin}; expected a number of standard errors, at least 0")
     seen, logits, y = _collect(pipe, held_out)
     own = [layer for stage in pipe.stages for _, layer in stage.layers]
     costs = mean_exit_costs(layers or own, inputs or seen)
@@ -137,7 +142,16 @@ def _collect(pipe: Pipeline, batches: Iterable[Any]) -> tuple[BySize[Tree], list
     found = [[one.cpu() for one in exits] for exits in pipe.predict_exits(inputs())]
     if not sum(map(len, y)):
         raise DataError("there are no held-out samples to calibrate exits on; pass some")
-    return seen, [torch.cat(one) for one in zip(*found, strict=True)], torch.cat(y).cpu()
+    logits, targets = [torch.cat(one) for one in zip(*found, strict=True)], torch.cat(y).cpu()
+    for one in logits:
+        check_class_numbers(one, targets)
+    if targets.dim() != 1:
+        raise DataError(f"found targets of shape {tuple(targets.shape)}; exits are for one answer per sample")
+    targets, classes = targets.long(), logits[0].shape[-1]
+    if not bool(((targets >= 0) & (targets < classes)).all()):
+        low, high = int(targets.min()), int(targets.max())
+        raise DataError(f"found class numbers from {low} to {high}; expected 0 to {classes - 1}, one for each answer")
+    return seen, logits, targets
 
 
 def _temperature(logits: Tensor, y: Tensor) -> float:

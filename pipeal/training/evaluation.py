@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from pipeal.core.errors import LayerError
+from pipeal.core.errors import DataError, LayerError
 from pipeal.core.samples import pair_of
-from pipeal.core.tree import Tree
+from pipeal.core.tree import Tree, describe, shapes_of
 from pipeal.engine import Pipeline
 
 Criterion: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -26,6 +26,9 @@ def accuracy(pipe: Pipeline, batches: Iterable[Any], exit_at: int | None = None)
         pipe: The pipeline; it is drained first.
         batches: What to predict, as :meth:`pipeal.Pipeline.run` takes it, with class numbers as targets.
         exit_at: The exit to take; None for the full path.
+
+    Raises:
+        DataError: Targets are no class numbers, one for each answer.
     """
     return share_right([right(*answer) for answer in _answers(pipe, batches, exit_at)])
 
@@ -33,13 +36,18 @@ def accuracy(pipe: Pipeline, batches: Iterable[Any], exit_at: int | None = None)
 def accuracy_and_loss(
     pipe: Pipeline, batches: Iterable[Any], criterion: Criterion, exit_at: int | None = None
 ) -> tuple[float, float]:
-    """The share of answers that are right, and the mean loss of the batches; not a number where there are none.
+    """The share of answers that are right, and the loss; not a number where there are none.
+
+    Both are means over the batches, of which each counts alike, however many answers it has.
 
     Args:
         pipe: The pipeline; it is drained first.
         batches: What to predict, as :meth:`pipeal.Pipeline.run` takes it, with class numbers as targets.
         criterion: The loss of a batch, from its logits and its targets.
         exit_at: The exit to take; None for the full path.
+
+    Raises:
+        DataError: Targets are no class numbers, one for each answer.
     """
     return mean_of([right_and_loss(*answer, criterion) for answer in _answers(pipe, batches, exit_at)])
 
@@ -47,8 +55,22 @@ def accuracy_and_loss(
 def right(logits: Tensor, wanted: Tensor) -> Tensor:
     """1 where the most likely class of each sample, or place of a text, is the right one, else 0; of logits that are
     not finite, as of a model that has diverged, not a number, as their loss is (some may be masked)."""
+    check_class_numbers(logits, wanted)
     best = logits.max(-1)
     return torch.where(best.values.isfinite(), best.indices == wanted, math.nan)
+
+
+def check_class_numbers(logits: Tensor, wanted: Tensor) -> None:
+    """Refuses targets that cannot be told right from wrong, such as class probabilities, or several classes a sample.
+
+    Raises:
+        DataError: They are no whole numbers, or not one for each answer, ``(…, classes)``.
+    """
+    if wanted.shape != logits.shape[:-1] or wanted.is_floating_point():
+        raise DataError(
+            f"found targets {describe(shapes_of(wanted))} for answers {describe(shapes_of(logits))}; expected class "
+            f"numbers, whole numbers of shape {tuple(logits.shape[:-1])}: of other targets no answer is right or wrong"
+        )
 
 
 def share_right(found: Sequence[Tensor]) -> float:

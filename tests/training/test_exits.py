@@ -18,7 +18,7 @@ from matplotlib import image
 from rich.console import Console
 from torch import Tensor, nn
 
-from pipeal import AE, AL, BP, ENC, ALPackage, DataError, LabelAE, Pipeline
+from pipeal import AE, AL, BP, ENC, ALPackage, ConfigError, DataError, LabelAE, Pipeline
 from pipeal.core.flops import counting
 from pipeal.core.protocols import DOWN, TURN, UP
 from pipeal.core.tree import batch_size
@@ -416,6 +416,26 @@ def test_without_samples_there_is_nothing_to_go_by() -> None:
     calibration = calibrate(trained(), blobs(60, seed=1))
     with pytest.raises(DataError, match="no test samples"):
         exit_table(trained(), Batches(), calibration)
+
+
+def test_a_calibration_takes_class_numbers_of_any_kind_and_nothing_else() -> None:
+    """Symptom: errors of gather() and of an index; of a tolerance that is no number, the full path."""
+    pipe, batches = trained(), blobs(60, seed=1)
+    wanted = calibrate(pipe, batches)
+    assert calibrate(pipe, [(each.x, each.y.to(torch.uint8)) for each in batches]) == wanted
+    for change, told in (
+        (
+            lambda y: nn.functional.one_hot(y, CLASSES).float(),
+            r"targets \(60, 4\) float32 for answers \(60, 4\) float32",
+        ),
+        (lambda y: y.float(), r"expected class numbers, whole numbers of shape \(60,\)"),
+        (lambda y: y + 1, "found class numbers from 1 to 4; expected 0 to 3"),
+    ):
+        with pytest.raises(DataError, match=told):
+            calibrate(pipe, [(each.x, change(each.y)) for each in batches])
+    for wrong in ({"tolerance": torch.nan}, {"tolerance": 5}, {"margin": -1}, {"margin": inf}):
+        with pytest.raises(ConfigError, match=r"(tolerance|margin) is .*; expected"):
+            calibrate(pipe, batches, **wrong)
 
 
 def a_table(accuracies: tuple[float, ...], early: float, mflops: float = 1.0) -> ExitTable:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any, NoReturn
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pipeal import BP, ALPackage, Pipeline
 from pipeal.core.errors import DataError, Interrupted
@@ -274,3 +275,14 @@ def test_answers_that_are_not_finite_are_not_those_of_the_first_class() -> None:
             broken[0, 0] = bad
             assert math.isnan(accuracy(pipe, [(broken, y)]))
             assert math.isnan(accuracy_and_loss(pipe, [(broken, y)], nn.functional.cross_entropy)[0])
+
+
+@pytest.mark.parametrize(
+    "targets", [torch.eye(3), torch.zeros(3), torch.zeros(3, 1)], ids=["one-hot", "floats", "column"]
+)
+def test_an_accuracy_is_of_class_numbers_alone(targets: Tensor) -> None:
+    """Symptom: 0.33, 1.0 and the like, where the shapes happened to go together."""
+    with Pipeline(ALPackage([BP(nn.Identity())]), ["cpu"], "sequential", threads=1) as pipe:
+        for found in (accuracy, partial(accuracy_and_loss, criterion=nn.functional.cross_entropy)):
+            with pytest.raises(DataError, match=r"expected class numbers, whole numbers of shape \(3,\)"):
+                found(pipe, [(torch.eye(3), targets)])
