@@ -29,6 +29,14 @@ def layer() -> BP:
         ({"threads": 0}, ConfigError, "threads is 0; expected a whole number from 1 to 1024, or None"),
         ({"threads": 10**6}, ConfigError, "threads is 1000000; expected a whole number from 1 to 1024"),
         ({"threads": 1.5}, ConfigError, "threads is 1.5; expected a whole number"),
+        ({"threads": True}, ConfigError, "threads is True; expected a whole number"),
+        ({"queue_depth": 1.5}, PlacementError, "queue_depth is 1.5; expected at least 1 packet"),
+        ({"queue_depth": "2"}, PlacementError, "queue_depth is '2'; expected at least 1 packet"),
+        ({"queue_depth": float("nan")}, PlacementError, "queue_depth is nan; expected at least 1 packet"),
+        ({"stall_timeout_s": float("nan")}, ConfigError, "stall_timeout_s is nan; expected seconds, above 0"),
+        ({"stall_timeout_s": None}, ConfigError, "stall_timeout_s is None; expected seconds"),
+        ({"stall_timeout_s": "3"}, ConfigError, "stall_timeout_s is '3'; expected seconds"),
+        ({"stall_timeout_s": 0}, ConfigError, "stall_timeout_s is 0; expected seconds, above 0"),
     ],
 )
 def test_a_wrong_option_is_refused_alike_as_an_option_and_as_a_keyword(
@@ -41,6 +49,14 @@ def test_a_wrong_option_is_refused_alike_as_an_option_and_as_a_keyword(
         messages.append(str(caught.value))
     assert messages[0] == messages[1]
     assert messages[0].startswith(said)
+
+
+@pytest.mark.parametrize("number", [1.5, -1, "0", True])
+def test_the_number_of_a_batch_is_whole(number: Any) -> None:
+    with pytest.raises(ConfigError, match=r"first_batch is .*; expected a whole number, at least 0"):
+        Pipeline([layer()], "cpu", first_batch=number)
+    with pytest.raises(ValueError, match=r"cannot skip .* batches; expected a whole number, at least 0"):
+        Pipeline([layer()], "cpu").skip(number)
 
 
 def test_an_unknown_keyword_is_refused_with_the_nearest_known_one() -> None:

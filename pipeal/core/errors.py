@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from math import inf
+from numbers import Integral
 
 
 class PipealError(Exception):
@@ -191,6 +193,15 @@ def check_named(kind: str, found: object, known: Iterable[str | None]) -> None:
         raise ConfigError(unknown_name(kind, str(found), filter(None, names)))
 
 
+def is_whole(value: object, least: int, most: float = inf) -> bool:
+    """Whether it is a whole number from ``least`` to ``most``, of any library; a truth value is none.
+
+    >>> [is_whole(value, 1) for value in (2, 0, 1.0, True, "2")]
+    [True, False, False, False, False]
+    """
+    return isinstance(value, Integral) and not isinstance(value, bool) and least <= int(value) <= most
+
+
 def check_counts(**sizes: int | None) -> None:
     """Refuses sizes below 1, by their names; None is no size.
 
@@ -198,8 +209,8 @@ def check_counts(**sizes: int | None) -> None:
         ConfigError: One is.
     """
     for name, size in sizes.items():
-        if size is not None and size < 1:
-            raise ConfigError(f"{name} is {size}; expected a whole number, at least 1")
+        if size is not None and not is_whole(size, 1):
+            raise ConfigError(f"{name} is {size!r}; expected a whole number, at least 1")
 
 
 def check_width(width: float) -> None:

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
-from numbers import Integral
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
-from pipeal.core.errors import ConfigError, PlacementError, check_named, unknown_name
+from pipeal.core.errors import ConfigError, PlacementError, check_named, is_whole, unknown_name
 
 Precision: TypeAlias = Literal["fp32", "bf16", "fp16"]
 """The number type of matrix products in forward passes."""
@@ -106,8 +106,9 @@ class EngineOptions:
         dump_folder: Where the watchdog leaves a file with the stacks of all threads when nothing moves; None for none.
 
     Raises:
-        ConfigError: A name is unknown, or ``threads`` is below 1 or above :data:`MOST_THREADS`.
-        PlacementError: ``queue_depth`` is below 1.
+        ConfigError: A name is unknown, ``threads`` is no whole number from 1 to :data:`MOST_THREADS`, or
+            ``stall_timeout_s`` no number above 0.
+        PlacementError: ``queue_depth`` is no whole number, or below 1.
     """
 
     queue_depth: int = 2
@@ -140,9 +141,12 @@ class EngineOptions:
         check_named("within_stage", self.within_stage, (None, *get_args(WithinStage)))
         check_named("packet", self.packet, get_args(PacketFormat))
         check_named("matmul", self.matmul, (None, *get_args(Matmul)))
-        if self.queue_depth < 1:
-            raise PlacementError(f"queue_depth is {self.queue_depth}; expected at least 1 packet")
-        if self.threads is not None and not (isinstance(self.threads, Integral) and 1 <= self.threads <= MOST_THREADS):
+        if not is_whole(self.queue_depth, 1):
+            raise PlacementError(f"queue_depth is {self.queue_depth!r}; expected at least 1 packet, a whole number")
+        limit = self.stall_timeout_s
+        if isinstance(limit, bool) or not (isinstance(limit, Real) and limit > 0):
+            raise ConfigError(f"stall_timeout_s is {limit!r}; expected seconds, above 0 (float('inf') to wait forever)")
+        if self.threads is not None and not is_whole(self.threads, 1, MOST_THREADS):
             raise ConfigError(
                 f"threads is {self.threads!r}; expected a whole number from 1 to {MOST_THREADS}, or None to share the "
                 "cores out"

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias, overload
 import torch
 from torch import Tensor, nn
 
-from pipeal.core.errors import ConfigError, PlacementError, ScheduleError, StallError, add_note
+from pipeal.core.errors import ConfigError, PlacementError, ScheduleError, StallError, add_note, is_whole
 from pipeal.core.modules import layers_of
 from pipeal.core.options import EngineOptions, with_keywords
 from pipeal.core.packet import Packet
@@ -113,6 +113,8 @@ class Pipeline:
         options = self._options_here(with_keywords(options, keywords))
         self.schedule = schedule_named(schedule).within(options.within_stage)
         check_seed(seed)
+        if not is_whole(first_batch, 0):
+            raise ConfigError(f"first_batch is {first_batch!r}; expected a whole number, at least 0")
         options.check_layout(by_layer=self.schedule.by_layer)  # told before layers are moved, which takes long
         files: dict[int, MappedFile] = {}
         layers = self._layers_here(model, sizes, options, files)
@@ -235,7 +237,7 @@ class Pipeline:
             StallError: No stage made progress for too long.
             ScheduleError: The pipeline is not open, or is predicting.
             DataError: The batch has no samples.
-            ConfigError: ``lr_scale`` is not finite.
+            ConfigError: ``lr_scale`` is not finite, or below 0.
         """
         executor = self._open()
         with self._predictor.turn:
@@ -261,10 +263,10 @@ class Pipeline:
         """Passes over the numbers of batches that are left out: those after them draw and learn under their own.
 
         Raises:
-            ValueError: ``count`` is negative.
+            ValueError: ``count`` is negative, or no whole number.
         """
-        if count < 0:
-            raise ValueError(f"cannot skip {count} batches; expected at least 0")
+        if not is_whole(count, 0):
+            raise ValueError(f"cannot skip {count!r} batches; expected a whole number, at least 0")
         self.next_batch += count
 
     def drain(self) -> RunReport:
@@ -412,8 +414,10 @@ class Pipeline:
         return [name for stage in self.stages for name in stage.device.names]
 
     def _submit(self, executor: Executor, x: Tree, y: Tree, lr_scale: float, updates: bool) -> None:
-        if not _is_finite(lr_scale):
-            raise ConfigError(f"lr_scale is {lr_scale!r} for batch {self.next_batch}; expected a finite number")
+        if not _is_finite(lr_scale) or lr_scale < 0:
+            raise ConfigError(
+                f"lr_scale is {lr_scale!r} for batch {self.next_batch}; expected a finite number, at least 0"
+            )
         require_samples(self.next_batch, x)
         if self._begin is None:
             self._warn_of_evaluation()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
+from numbers import Integral
 
 from pipeal.core.errors import PlacementError
 
@@ -24,8 +25,8 @@ def check_sizes(sizes: Sequence[int], layers: int, stages: int) -> list[int]:
     Raises:
         PlacementError: They do not cover the layers, do not match the stages, or a stage is empty.
     """
-    if isinstance(sizes, int):
-        raise PlacementError(f"sizes is {sizes}; expected the number of layers of each of {stages} stages, or None")
+    if not isinstance(sizes, Iterable) or not all(isinstance(size, Integral) for size in sizes):
+        raise PlacementError(f"sizes is {sizes!r}; expected the number of layers of each of {stages} stages, or None")
     if len(sizes) != stages:
         raise PlacementError(f"{len(sizes)} sizes {list(sizes)} for {stages} stages; pass one size per device")
     found = None

@@ -276,7 +276,7 @@ def test_what_no_layer_can_learn_from_is_refused_at_once() -> None:
         pipe.submit(x, x)
         with pytest.raises(ConfigError, match="lr_scale is nan for batch 1; expected a finite number"):
             pipe.submit(x, x, float("nan"))
-        for wrong in (None, "1", torch.ones(2), 10**400):
+        for wrong in (None, "1", torch.ones(2), 10**400, -0.1):
             with pytest.raises(ConfigError, match=r"lr_scale is .* for batch 1; expected a finite number"):
                 pipe.submit(x, x, wrong)  # type: ignore[arg-type]
         with pytest.raises(DataError, match=r"batch 1 has no samples \(\(0, 3\) float32\); expected one at least"):
