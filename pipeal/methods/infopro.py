@@ -124,7 +124,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.convolutions = nn.Sequential(
             nn.Conv2d(channels, width, 3, padding=1),
-            nn.BatchNorm2d(width),
+            BatchNorm(width),
             nn.ReLU(),
             nn.Conv2d(width, colours, 3, padding=1),
         )

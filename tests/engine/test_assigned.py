@@ -91,6 +91,9 @@ def test_threads_and_sizes_that_cannot_be() -> None:
         Pipeline(quick(2), threads=0)
     with pytest.raises(PlacementError, match="sizes is 2; expected the number of layers of each of 2 stages"):
         Pipeline(quick(2), sizes=2)  # type: ignore[arg-type]
+    for wrong in ("11", [1.0, 1.0]):
+        with pytest.raises(PlacementError, match=r"sizes is .*; expected the number of layers of each of 2 stages"):
+            Pipeline(quick(2), sizes=wrong)  # type: ignore[arg-type]
 
 
 def small() -> ALPackage:
@@ -142,6 +145,8 @@ def test_what_is_given_goes_before_what_a_plan_says() -> None:
 def test_a_plan_wants_batches_that_are_pairs() -> None:
     with pytest.raises(DataError, match="found no batches to plan with"):
         pipeal.plan(small(), [])
+    with pytest.raises(PlacementError, match="found 0 layers in the model"):
+        pipeal.plan([], batches(1))
     with pytest.raises(DataError, match="found a tensor"):
         pipeal.plan(small(), [torch.randn(8, 6)])
     with pytest.raises(PlacementError, match="'gpu' is not a device"):

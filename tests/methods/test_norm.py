@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from pipeal import ALPackage
+from pipeal.methods.infopro import Decoder
 from pipeal.methods.norm import BatchNorm
 
 
@@ -35,3 +36,8 @@ def test_one_sample_of_one_pixel_is_learnt_from(method: str) -> None:
         x, y = layer(x, y)
         layer.backward()
         assert all(loss.isfinite() for loss in layer.loss() or ())
+
+
+def test_an_image_of_one_pixel_is_rebuilt() -> None:
+    """The same symptom in a decoder, whose maps are as large as the image."""
+    assert Decoder(4, 12, 3)(torch.randn(1, 4, 1, 1), torch.randn(1, 3, 1, 1)).isfinite()
