@@ -166,18 +166,21 @@ def require_same_length(found: RunFolder, form: Form) -> None:
     """Asks, before anything is done or written, whether all turns of a form would have the same epochs.
 
     Raises:
-        ConfigError: Other epochs are asked for than before, and the form is beyond its first turn.
+        ConfigError: Other epochs are asked for than the turns that are done had.
     """
-    before, now = found.asked.train.epochs, form.config.train.epochs
-    if before == now:
+    train, folder = form.config.train, form.folder(found.path)
+    if train.repeat == 1:
         return
-    folder = form.folder(found.path)
     saved = _named(CheckpointStore(CHECKPOINTS.at(folder)), found) or newest_of(folder)
-    turn = 1 if saved is None else ResumedTraining.of(saved).position.turn
-    if turn > 1:
+    if saved is None:
+        return
+    # What the run was asked for last need not be what they had: it may have ended before its next checkpoint.
+    position = ResumedTraining.of(saved).position
+    before = max((row.epoch for row in position.rows if row.turn < position.turn), default=train.epochs)
+    if before != train.epochs:
         raise ConfigError(
-            f"train.epochs: found {now}, but {found.path} is in turn {turn} of {form.config.train.repeat}, each of "
-            f"{before} epochs, over which its figures are means; give {before}, or --resume never"
+            f"train.epochs: found {train.epochs}, but {folder} is in turn {position.turn} of {train.repeat}, and those "
+            f"before had {before}, over which its figures are means; give {before}, or --resume never"
         )
 
 

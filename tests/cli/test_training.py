@@ -23,6 +23,7 @@ from pipeal.run.opening import window_of
 from pipeal.run.training import _costs, _newest, require_same_length
 from pipeal.training.checkpoint.store import CheckpointStore
 from pipeal.training.position import Part, Position
+from pipeal.training.row import EpochRow
 
 
 class Epochs:
@@ -80,10 +81,11 @@ def test_a_run_in_its_second_turn_keeps_its_epochs(tmp_path: Path) -> None:
     longer = replace(asked, train=replace(asked.train, epochs=2))
     with new_run(asked) as run:
         path = run.path
+    positions = [Position(), Position(2, rows=[EpochRow(1, 1, 0.5, 0.5, 2.0, 2.0, 6.0, 30.0)])]
     with CheckpointStore(path / "checkpoints") as store:
         saved = [
-            store.save(turn, {0: {"w": 1}}, {}, {"training": Position(turn).state(), "data": {}}, epoch={"losses": []})
-            for turn in (1, 2)
+            store.save(step, {0: {"w": 1}}, {}, {"training": position.state(), "data": {}}, epoch={"losses": []})
+            for step, position in enumerate(positions, 1)
         ]
 
     def goes_on(config: TextConfig, resume: Path) -> None:
@@ -94,8 +96,16 @@ def test_a_run_in_its_second_turn_keeps_its_epochs(tmp_path: Path) -> None:
 
     goes_on(asked, path)
     goes_on(longer, saved[0])
-    with pytest.raises(ConfigError, match=r"train.epochs: found 2, but .*-001 is in turn 2 of 2, each of 1 epochs"):
+    told = r"train.epochs: found 2, but .*-001 is in turn 2 of 2, and those before had 1, .*; give 1, or --resume never"
+    with pytest.raises(ConfigError, match=told):
         goes_on(longer, path)
+    found = find_run(longer, str(saved[0]))
+    assert found is not None
+    with found:
+        found.keep_asked()  # and it ends before its next checkpoint
+    with pytest.raises(ConfigError, match=told):
+        goes_on(longer, path)
+    goes_on(asked, path)
 
 
 @pytest.mark.parametrize("error", [MemoryError("no room"), torch.OutOfMemoryError("no room"), RuntimeError("a bug")])
