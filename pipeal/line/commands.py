@@ -66,6 +66,8 @@ def init(
     kind, config = named_config(dataset, model or "transformer", preset, config_file, overrides, settings)
     if resume is not None:
         _, before = named_config(dataset, model or "transformer", None, config_file, (), {})
+        if config.train.repeat in (1, before.train.repeat):  # a line is one turn: the one that the checkpoint is in
+            before, config = (replace(one, train=replace(one.train, repeat=1)) for one in (before, config))
         require_same_training(before, config, Path(resume), otherwise="leave out --resume")
         config = _to_go_on(config, done, stages=1 + len(addresses))
     check_config(config)

@@ -163,7 +163,7 @@ def make_line(
         settings: Other fields of :class:`LineFile`.
 
     Raises:
-        ConfigError: An address is none, there is a line already, or the system refused to write; nothing is left then.
+        ConfigError: An address is none, there is a line already, or the system refused to write; no key is left then.
     """
     path = folder / "line.yaml"
     if path.exists():

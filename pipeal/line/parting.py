@@ -53,7 +53,7 @@ class Partings:
 
 
 class Parting:
-    """Of a stage that has done all: what it does until both neighbours know that they need nothing more of it.
+    """Parts a stage that has done all from its neighbours, once both know that they need nothing more of it.
 
     Args:
         number: Of the stage.
@@ -123,7 +123,7 @@ class Parting:
             raise Interrupted(f"stage {self._number} was interrupted, and {state}", code)
 
     def _turn(self) -> None:
-        """A turn of a stage that has nothing to do."""
+        """Hears what the neighbours say, for a moment, and keeps and shows it."""
         before, after = self._neighbours.before, self._neighbours.after
         if before is not None:
             before.wants_snapshot = False

@@ -300,6 +300,8 @@ class StageRun:
         item = self._next(items)
         if item is None:
             return False
+        if item.kind == BEGIN:
+            self._config_of(item.facts)  # a line's file that was edited is of this stage alone, and not of the item
         with self._at_item():
             if item.kind == BEGIN:
                 self._begin_with(item)
@@ -326,8 +328,11 @@ class StageRun:
 
     def _next(self, items: Iterator[Item] | None) -> Item | None:
         if items is not None:
-            with self._at_item(), worker_failures(self._stop, "the same command"):
-                return next(items)
+            try:
+                with self._at_item(), worker_failures(self._stop, "the same command"):
+                    return next(items)
+            except Interrupted:  # a worker process has heard it first: what there is gets saved
+                return None
         assert self._neighbours.before is not None
         found = self._neighbours.before.take(LOOK_S)
         if found is None:
