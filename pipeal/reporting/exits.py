@@ -27,7 +27,7 @@ def print_exits(table: ExitTable, title: str, *, console: Console | None = None)
         [
             row.name,
             f"{row.accuracy:.4f}",
-            f"{row.points:+.2f}",
+            f"{row.points:+.2f}" if isfinite(row.points) else None,
             row.mflops,
             None if row.relative_cost is None else f"{row.relative_cost:.1%}",
             row.ms,
@@ -51,7 +51,8 @@ def draw_exits(table: ExitTable, path: str | Path, title: str) -> None:
     axes.axhline(100 * table.full.accuracy, color="#b0b0b0", linewidth=1, linestyle="--", zorder=1)
     costs, accuracies = [row.mflops for row in table.exits], [100 * row.accuracy for row in table.exits]
     axes.plot(costs, accuracies, color=_EXIT, marker="o", markersize=6, linewidth=1.4, label="one exit for all samples")
-    label = f"calibrated early exit: saves {table.saving:.0%}, {table.early.points:+.2f} points"
+    points = f", {table.early.points:+.2f} points" if isfinite(table.early.points) else ""
+    label = f"calibrated early exit: saves {table.saving:.0%}{points}"
     early = (table.early.mflops, 100 * table.early.accuracy)
     axes.plot(*early, color=_EARLY, marker="*", markersize=15, linestyle="", zorder=3, label=label)
     _name(axes, table.exits)

@@ -125,7 +125,7 @@ def _check_taken_up(experiment: Experiment, forms: Sequence[Form], found: RunFol
 
 
 def _of_this_length(experiment: Experiment, forms: list[Form], found: RunFolder | None) -> list[Form]:
-    """The forms with the learning rate of the length that the run has, or began with; what is to be tuned stays.
+    """The forms with the learning rate of the length that the run has, or began with; with a grid, as they are.
 
     Raises:
         ConfigError: A form cannot be trained with a setting of ``tune.grid``, or the rate rises.

@@ -150,7 +150,7 @@ class Outcome:
             "best_chosen_by": measure.held_name if best else None,
             f"{measure.key}_at_best_held_out": None if at_best is None else at_best.mean,
             f"{measure.key}_at_best_held_out_sd": None if at_best is None else at_best.sd,
-            "best_epochs": [best[turn].epoch for turn in sorted(best)],
+            "best_epochs": [told["best_epoch"] for told in turns] if best else [],
             f"last_{measure.key}": last.mean,
             f"last_{measure.key}_sd": last.sd,
             "turns": turns,
@@ -285,13 +285,14 @@ def _tell_choice(outcomes: Sequence[Outcome]) -> None:
         return
     epochs = ", ".join(f"{outcome.form.label} {_chosen_epochs(outcome.rows)}" for outcome in outcomes)
     turns = "of each turn " if outcomes[0].config.train.repeat > 1 else ""
-    print(f"chosen:   the epoch {turns}with the best {outcomes[0].measure.held_name}: {epochs}")
+    diverged = " (none: it diverged)" if " none" in epochs else ""
+    print(f"chosen:   the epoch {turns}with the best {outcomes[0].measure.held_name}: {epochs}{diverged}")
 
 
 def _chosen_epochs(rows: Sequence[EpochRow]) -> str:
     """That of each turn."""
     best = {row.turn: f"{row.epoch}" for row in best_rows(rows)}
-    return " ".join(best.get(turn, "none: it diverged") for turn in sorted({row.turn for row in rows}))
+    return " ".join(best.get(turn, "none") for turn in sorted({row.turn for row in rows}))
 
 
 def _tell_losses(outcome: Outcome) -> None:

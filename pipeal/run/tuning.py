@@ -213,7 +213,7 @@ class _Search:
                 figure = "failed" if trial.held_out is None else f"{trial.held_out:.4f}"
                 taken = "chosen" if trial == best[form.name] else ""
                 rows.append([form.label, *(str(setting[key]) for key in self.grid), trial.best_epoch, figure, taken])
-        first, *_ = best.values()  # of a run that was taken up, others may be of another length
+        first = next(iter(best.values()))  # of a run that was taken up, others may be of another length
         title = f"settings tried, each with seed {first.seed} and of so many epochs: {first.epochs}"
         return table_text(title, ["form", *self.grid, "best epoch", self.figure, ""], rows)
 

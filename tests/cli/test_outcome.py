@@ -134,7 +134,7 @@ def test_where_a_form_diverged_no_epoch_of_it_is_called_best(
     one.position.rows[:] = rows
     other.position.rows[:] = [replace(row, held_acc=nan) for row in rows]
     show([one, other], tmp_path)
-    assert "the epoch with the best held-out accuracy: AL 1, AL none: it diverged\n" in capsys.readouterr().out
+    assert "the epoch with the best held-out accuracy: AL 1, AL none (none: it diverged)\n" in capsys.readouterr().out
     assert other.summary()["test_accuracy_at_best_held_out"] is None
 
 
