@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -19,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pipeal import AE, AL, BP, ENC, ALPackage, Dropout, LabelAE
 from pipeal.core.errors import ScheduleError
-from pipeal.core.rng import KeyedDefault, generator, key_seed, keyed, may_draw
+from pipeal.core.rng import KeyedDefault, generator, key_seed, keyed, may_draw, updates_may_draw
 
 X = torch.linspace(0.1, 1, 48).view(6, 8)
 MASK = torch.ones(6, 8)
@@ -404,7 +405,36 @@ def test_pipeals_own_modules_are_trusted() -> None:
         assert not may_draw(module)
     assert may_draw(AL(ENC(nn.Dropout(0.1), nn.Linear(2, 2)), ae))
     assert not may_draw(AL(ENC(nn.Dropout(0.0), nn.Linear(2, 2)), ae))
+    for chance in (np.float32(0.1), torch.tensor(0.1)):
+        assert may_draw(nn.Dropout(chance)), "a number of another library"
+        assert may_draw(nn.MultiheadAttention(2, 1, dropout=chance))
     assert may_draw(AL(ENC(nn.Linear(2, 2), nn.Linear(2, 2), cri=Mine()), ae))
+
+
+class NoisySGD(torch.optim.SGD):
+    """Says nothing of what it draws."""
+
+
+class Wrapper(torch.optim.Optimizer):
+    """As optimizers that wrap another one are often written."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.param_groups = inner.param_groups
+
+
+@pytest.mark.parametrize(
+    "place", [lambda one: one, lambda one: [one], lambda one: {"all": one}], ids=["attribute", "list", "dict"]
+)
+def test_an_optimizer_that_may_draw_is_found_wherever_it_is_kept(place: Callable[[Any], Any]) -> None:
+    layer = Declared()
+    weights = [nn.Parameter(torch.ones(2))]
+    for optimizer, draws in (
+        (torch.optim.SGD(weights), False),
+        (NoisySGD(weights), True),
+        (Wrapper(NoisySGD(weights)), True),
+    ):
+        layer.kept = place(optimizer)
+        assert updates_may_draw(layer) == draws
 
 
 def test_keyed_numbers_look_random() -> None:

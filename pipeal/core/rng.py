@@ -307,14 +307,21 @@ def updates_may_draw(module: nn.Module) -> bool:
     The optimizers of ``torch.optim`` do not, nor do pipeal's or those whose class says ``draws_from_default = False``,
     unless a hook goes with their steps; of layers, only those whose class is trusted are asked for theirs.
     """
-    optimizers = [value for value in vars(module).values() if isinstance(value, torch.optim.Optimizer)]
+    held = [value for part in module.modules() for value in vars(part).values()]
+    parts = [part for value in held for part in (value.values() if isinstance(value, dict) else _parts(value))]
+    optimizers = [part for part in parts if isinstance(part, torch.optim.Optimizer)]
     return _itself_may_draw(module) or any(map(_step_may_draw, optimizers))
 
 
+def _parts(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else (value,)
+
+
 def _step_may_draw(optimizer: torch.optim.Optimizer) -> bool:
-    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+    kind = type(optimizer)
+    if not kind.__module__.startswith("torch.optim.") and _declared(kind) is not False:
         return True
-    return not type(optimizer).__module__.startswith("torch.optim.") and _declared(type(optimizer)) is not False
+    return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
 
 
 def _declared(kind: type) -> bool | None:
@@ -348,17 +355,18 @@ def _has_hooks(module: nn.Module) -> bool:
 
 
 def _is_quiet(function: Any) -> bool:
-    """Whether a callable is known not to draw: an activation that ``nn.TransformerEncoderLayer`` takes by name, or an
-    object whose class says so."""
-    return function in (F.relu, F.gelu) or _declared(type(function)) is False
+    """Whether a callable is known not to draw: a usual activation, a class to make modules of, or an object whose class
+    says so."""
+    known = any(function is one for one in (F.relu, F.gelu, F.silu, torch.relu, torch.tanh))
+    return known or isinstance(function, type) or _declared(type(function)) is False
 
 
 def _is_known(module: nn.Module) -> bool:
     return type(module).__module__.startswith("torch.nn.")
 
 
-def _chance(module: nn.Module) -> float | None:
-    """The dropout of a module of ``torch.nn``; None if it has none."""
+def _chance(module: nn.Module) -> Any:
+    """The dropout of a module of ``torch.nn``, a number of any library; None if it has none."""
     is_dropout = isinstance(module, nn.modules.dropout._DropoutNd)
     chance = module.p if is_dropout else getattr(module, "dropout", None)  # nn.LSTM, nn.MultiheadAttention
-    return chance if isinstance(chance, int | float) else None
+    return None if isinstance(chance, nn.Module) else chance  # as nn.TransformerEncoderLayer has it

@@ -62,6 +62,8 @@ class Keyed(Around):
     def around(self, action: Action, packet: Packet, rows: range | None) -> keyed:
         """The key of (seed, layer, batch), and of the action and the rows."""
         key = _WHOLE[action] if rows is None else (_PART[action], rows.start, rows.stop)
-        self.draws = self.draws or any(map(drops, self._dropouts))
-        draws = self._update_draws if action is Action.UPDATE else self.draws
+        if action is Action.UPDATE:
+            draws = self._update_draws
+        else:
+            draws = self.draws = self.draws or any(map(drops, self._dropouts))
         return keyed(self.seeds.of(action), self.index, packet.batch, *key, whole_default=draws)
