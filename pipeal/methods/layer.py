@@ -85,10 +85,10 @@ class LocalLayer(nn.Module, ABC):
 
         Raises:
             LayerError: One is no tensor of one number; there are more than the method has names for, or not as many as
-                weights; or, the first time, no optimizer has a parameter of the layer.
+                weights; or, the first time, with gradients, a parameter of the layer is in no optimizer.
         """
         self._check(losses, weights)
-        if self._losses is None:
+        if self._losses is None and torch.is_grad_enabled():
             self._check_optimizer()
         weighted = losses if weights is None else tuple(w * loss for w, loss in zip(weights, losses, strict=True))
         self._graph = weighted if torch.is_grad_enabled() else None
@@ -203,12 +203,12 @@ class LocalLayer(nn.Module, ABC):
         """Refuses to leave a parameter as it is without a word."""
         updated = {id(p) for opt in self.optimizers() for group in opt.param_groups for p in group["params"]}
         own = [(name, p) for name, p in self.named_parameters() if p.requires_grad]
-        left = [name for name, p in own if id(p) not in updated and not p.is_meta]  # moved there, each is another one
+        left = [name for name, p in own if id(p) not in updated and not p.is_meta]  # which .to("meta") has replaced
         if left:
             raise LayerError(
                 f"no optimizer of the layer, {type(self).__name__}, has its parameters {', '.join(left[:4])}"
-                f"{', …' if len(left) > 4 else ''}, which would never learn; give it all of them, after all "
-                "modules are there, as open_optimizer(optimizer, self, lr) does, or freeze them (requires_grad_(False))"
+                f"{', …' if len(left) > 4 else ''}, which would never learn: its factory left them out, or "
+                "they came after it; open it once all modules are there, or freeze them (requires_grad_(False))"
             )
 
     def _taken_graph(self) -> tuple[Tensor, ...]:
@@ -216,7 +216,7 @@ class LocalLayer(nn.Module, ABC):
         if self._graph is None:
             raise ScheduleError(
                 "backward() without a forward() that kept losses: call layer(x, y) first, with gradients enabled; the "
-                "forward of a layer of your own gives them to keep(), and two open pipelines train no layer at once"
+                "forward of a layer of your own gives them to keep(), and no other open pipeline trains the same layer"
             )
         graph, self._graph = self._graph, None
         return graph

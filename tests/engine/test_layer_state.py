@@ -375,6 +375,9 @@ def test_what_would_be_lost_is_refused() -> None:
     hidden.optimizers = lambda: (hidden.enc_opt, torch.optim.SGD(hidden.ae.parameters()))  # type: ignore[method-assign]
     with pytest.raises(ConfigError, match="an optimizer of AL, SGD, is not kept where it is looked for"):
         layer_state(hidden)
+    for other in ({"enc": 1}, lambda: None):  # names something else in a layer that is of no method
+        hidden.optimizers = other  # type: ignore[assignment]
+        layer_state(hidden)
     odd = layer(kind=Rich)
     odd.get_extra_state = lambda: {"when": {1, 2}}  # type: ignore[method-assign]
     with pytest.raises(ConfigError, match=r"holds a set \(module, '_extra_state', 'when'\), which no checkpoint keeps"):

@@ -32,14 +32,13 @@ def stateful(module: nn.Module) -> tuple[dict[str, torch.optim.Optimizer], dict[
                 for path, held in _held(f"{prefix}.{name}".lstrip("."), value):
                     if _has_state(held):
                         found.setdefault(id(held), (path, held))
-    stepped = getattr(module, "optimizers", None)
-    for optimizer in stepped() if callable(stepped) else ():
-        if id(optimizer) not in found:
-            raise ConfigError(
-                f"an optimizer of {type(module).__name__}, {type(optimizer).__name__}, is not kept where it is looked "
-                "for, so that its state would be lost; make it an attribute of the layer, or put it into a list, tuple "
-                "or dict that is one"
-            )
+    if lost := _stepped(module).keys() - found.keys() - _within(held for _, held in found.values()):
+        optimizer = _stepped(module)[lost.pop()]
+        raise ConfigError(
+            f"an optimizer of {type(module).__name__}, {type(optimizer).__name__}, is not kept where it is looked "
+            "for, so that its state would be lost; make it an attribute of the layer, or put it into a list, tuple "
+            "or dict that is one"
+        )
     optimizers = {path: held for path, held in found.values() if isinstance(held, torch.optim.Optimizer)}
     return optimizers, {path: held for path, held in found.values() if path not in optimizers}
 
@@ -103,6 +102,21 @@ def _held(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"{path}.{number}", part) for number, part in enumerate(value))
     else:
         yield path, value
+
+
+def _stepped(module: nn.Module) -> dict[int, torch.optim.Optimizer]:
+    """What a layer of a method says that it steps, by id; others may use the name for something else."""
+    method = getattr(module, "optimizers", None)
+    stepped = method() if callable(method) else None
+    if not isinstance(stepped, list | tuple):
+        return {}
+    return {id(one): one for one in stepped if isinstance(one, torch.optim.Optimizer)}
+
+
+def _within(values: Iterable[Any]) -> set[int]:
+    """What objects with a state hold, by id: it is for them to keep it."""
+    held = (one for value in values for one in getattr(value, "__dict__", {}).values())
+    return {id(part) for one in held for _, part in _held("", one)}
 
 
 def _has_state(value: Any) -> bool:
