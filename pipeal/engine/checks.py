@@ -11,6 +11,16 @@ from pipeal.core.protocols import TrainableLayer
 _TRAINING = ("backward", "update", "loss", "scale_lr")
 
 
+def require_layers(layers: Sequence[object]) -> None:
+    """Refuses a model without layers.
+
+    Raises:
+        PlacementError: It has none.
+    """
+    if not layers:
+        raise PlacementError("found 0 layers in the model; expected at least one, such as a pipeal.AL")
+
+
 def check_layers(layers: Sequence[TrainableLayer]) -> None:
     """Refuses layers that do not train themselves, or that share what they train: two stages would write to it at once.
 
@@ -19,8 +29,7 @@ def check_layers(layers: Sequence[TrainableLayer]) -> None:
             more than one layer.
         LayerError: One is no module, or does not train itself.
     """
-    if not layers:
-        raise PlacementError("found 0 layers in the model; expected at least one, such as a pipeal.AL")
+    require_layers(layers)
     owner: dict[int, int] = {}
     for number, layer in enumerate(map(module_of, layers)):
         missing = [name for name in _TRAINING if not callable(getattr(layer, name, None))]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from numbers import Integral
 
@@ -25,8 +25,9 @@ def check_sizes(sizes: Sequence[int], layers: int, stages: int) -> list[int]:
     Raises:
         PlacementError: They do not cover the layers, do not match the stages, or a stage is empty.
     """
-    if not isinstance(sizes, Iterable) or not all(isinstance(size, Integral) for size in sizes):
-        raise PlacementError(f"sizes is {sizes!r}; expected the number of layers of each of {stages} stages, or None")
+    if not isinstance(sizes, Sequence) or not all(isinstance(one, Integral) and one is not True for one in sizes):
+        wanted = f"the number of layers of each of {stages} stages, whole numbers in a list, or None"
+        raise PlacementError(f"sizes is {sizes!r}; expected {wanted}")
     if len(sizes) != stages:
         raise PlacementError(f"{len(sizes)} sizes {list(sizes)} for {stages} stages; pass one size per device")
     found = None

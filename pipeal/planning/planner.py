@@ -19,7 +19,7 @@ from pipeal.core.partition import balance, balance_rows
 from pipeal.core.protocols import TrainableLayer
 from pipeal.core.samples import iterate, pair_of
 from pipeal.core.tree import move
-from pipeal.engine.checks import check_layers
+from pipeal.engine.checks import require_layers
 from pipeal.engine.devices import all_devices, device_names, parse_device
 from pipeal.engine.devices.cpus import cores, is_busy, omp_threads
 from pipeal.engine.devices.threads import threads_each
@@ -128,11 +128,10 @@ def place(
 
     Raises:
         PlacementError: The devices are not here or not of one kind, or there are too few batches, or no layers.
-        LayerError: A layer does not train itself.
         OutOfMemoryError: It suffices for none.
     """
     layers = layers_of(model)
-    check_layers(layers)
+    require_layers(layers)
     schedule = schedule_named(schedule).within(options.within_stage)
     usable = _usable(devices)
     if options.offload != "none":

@@ -150,7 +150,7 @@ def _collect(pipe: Pipeline, batches: Iterable[Any]) -> tuple[BySize[Tree], list
     targets, classes = targets.long(), logits[0].shape[-1]
     if not bool(((targets >= 0) & (targets < classes)).all()):
         low, high = int(targets.min()), int(targets.max())
-        raise DataError(f"found class numbers from {low} to {high}; expected 0 to {classes - 1}, one for each answer")
+        raise DataError(f"found class numbers from {low} to {high}; expected 0 to {classes - 1}, those of the exits")
     return seen, logits, targets
 
 

@@ -66,7 +66,7 @@ def check_class_numbers(logits: Tensor, wanted: Tensor) -> None:
     Raises:
         DataError: They are no whole numbers, or not one for each answer, ``(…, classes)``.
     """
-    if wanted.shape != logits.shape[:-1] or wanted.is_floating_point():
+    if wanted.shape != logits.shape[:-1] or wanted.is_floating_point() or wanted.is_complex():
         raise DataError(
             f"found targets {describe(shapes_of(wanted))} for answers {describe(shapes_of(logits))}; expected class "
             f"numbers, whole numbers of shape {tuple(logits.shape[:-1])}: of other targets no answer is right or wrong"
