@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
@@ -105,6 +106,8 @@ def form_costs(experiment: Experiment, config: RunConfig) -> FormCosts:
     with torch.random.fork_rng(devices=[]):
         for layer in new_layers(experiment, config, 1):
             module = module_of(layer).to(device)
+            if config.engine.offload != "none":
+                gc.collect()  # the layer before and its pipeline refer to each other, and would stay for a while
             for one in counted:
                 one.pass_through(layer)
             # Its graphs, states and scalers are those of a training.
