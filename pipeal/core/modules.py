@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,6 +29,20 @@ def module_of(layer: TrainableLayer) -> nn.Module:
     if not isinstance(layer, nn.Module):
         raise LayerError(f"expected a layer that is an nn.Module, found {name_of(layer)}")
     return layer
+
+
+def held(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """A value by its dotted path, or what a container directly holds: where the optimizers of a layer may be.
+
+    >>> [*held("opts", [3, 4])], [*held("opt", 3)]
+    ([('opts.0', 3), ('opts.1', 4)], [('opt', 3)])
+    """
+    if isinstance(value, Mapping):
+        yield from ((f"{path}.{key}", part) for key, part in value.items())
+    elif isinstance(value, list | tuple):
+        yield from ((f"{path}.{number}", part) for number, part in enumerate(value))
+    else:
+        yield path, value
 
 
 def scaler_of(layer: TrainableLayer) -> ScalesUpdates | None:

@@ -26,6 +26,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeal.core.errors import ConfigError, ScheduleError
+from pipeal.core.modules import held
 
 
 def key_seed(*parts: int) -> int:
@@ -307,14 +308,10 @@ def updates_may_draw(module: nn.Module) -> bool:
     The optimizers of ``torch.optim`` do not, nor do pipeal's or those whose class says ``draws_from_default = False``,
     unless a hook goes with their steps; of layers, only those whose class is trusted are asked for theirs.
     """
-    held = [value for part in module.modules() for value in vars(part).values()]
-    parts = [part for value in held for part in (value.values() if isinstance(value, dict) else _parts(value))]
+    attributes = (value for part in module.modules() for value in vars(part).values())
+    parts = (part for value in attributes for _, part in held("", value))
     optimizers = [part for part in parts if isinstance(part, torch.optim.Optimizer)]
     return _itself_may_draw(module) or any(map(_step_may_draw, optimizers))
-
-
-def _parts(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, list | tuple) else (value,)
 
 
 def _step_may_draw(optimizer: torch.optim.Optimizer) -> bool:

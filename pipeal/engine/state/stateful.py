@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from pipeal.core.errors import ConfigError
+from pipeal.core.modules import held
 from pipeal.core.tree import describe, shapes_of
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype)
@@ -26,21 +27,21 @@ def stateful(module: nn.Module) -> tuple[dict[str, torch.optim.Optimizer], dict[
         ConfigError: A layer steps an optimizer that is not among them.
     """
     found: dict[int, tuple[str, Any]] = {}
-    for prefix, part in module.named_modules():
-        for name, value in vars(part).items():
+    for prefix, one in module.named_modules():
+        for name, value in vars(one).items():
             if name not in _OF_EVERY_MODULE:
-                for path, held in _held(f"{prefix}.{name}".lstrip("."), value):
-                    if _has_state(held):
-                        found.setdefault(id(held), (path, held))
-    if lost := _stepped(module).keys() - found.keys() - _within(held for _, held in found.values()):
+                for path, part in held(f"{prefix}.{name}".lstrip("."), value):
+                    if _has_state(part):
+                        found.setdefault(id(part), (path, part))
+    if lost := _stepped(module).keys() - found.keys() - _within(keeper for _, keeper in found.values()):
         optimizer = _stepped(module)[lost.pop()]
         raise ConfigError(
             f"an optimizer of {type(module).__name__}, {type(optimizer).__name__}, is not kept where it is looked "
             "for, so that its state would be lost; make it an attribute of the layer, or put it into a list, tuple "
             "or dict that is one"
         )
-    optimizers = {path: held for path, held in found.values() if isinstance(held, torch.optim.Optimizer)}
-    return optimizers, {path: held for path, held in found.values() if path not in optimizers}
+    optimizers = {path: one for path, one in found.values() if isinstance(one, torch.optim.Optimizer)}
+    return optimizers, {path: one for path, one in found.values() if path not in optimizers}
 
 
 def tensors_kept_by(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[tuple[Any, Tensor]]:
@@ -94,16 +95,6 @@ def trained_by(name: str, optimizer: torch.optim.Optimizer, names: Mapping[int, 
     return [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
 
 
-def _held(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """A value, or what a container directly holds."""
-    if isinstance(value, Mapping):
-        yield from ((f"{path}.{key}", part) for key, part in value.items())
-    elif isinstance(value, list | tuple):
-        yield from ((f"{path}.{number}", part) for number, part in enumerate(value))
-    else:
-        yield path, value
-
-
 def _stepped(module: nn.Module) -> dict[int, torch.optim.Optimizer]:
     """What a layer of a method says that it steps, by id; others may use the name for something else."""
     method = getattr(module, "optimizers", None)
@@ -115,8 +106,8 @@ def _stepped(module: nn.Module) -> dict[int, torch.optim.Optimizer]:
 
 def _within(values: Iterable[Any]) -> set[int]:
     """What objects with a state hold, by id: it is for them to keep it."""
-    held = (one for value in values for one in getattr(value, "__dict__", {}).values())
-    return {id(part) for one in held for _, part in _held("", one)}
+    attributes = (one for value in values for one in getattr(value, "__dict__", {}).values())
+    return {id(part) for one in attributes for _, part in held("", one)}
 
 
 def _has_state(value: Any) -> bool:
