@@ -193,7 +193,7 @@ def check_named(kind: str, found: object, known: Iterable[str | None]) -> None:
         raise ConfigError(unknown_name(kind, str(found), filter(None, names)))
 
 
-def is_whole(value: object, least: int, most: float = inf) -> bool:
+def is_whole(value: object, least: float = -inf, most: float = inf) -> bool:
     """Whether it is a whole number from ``least`` to ``most``, of any library; a truth value is none.
 
     >>> [is_whole(value, 1) for value in (2, 0, 1.0, True, "2")]

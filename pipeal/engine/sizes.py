@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from numbers import Integral
 
-from pipeal.core.errors import PlacementError
+from pipeal.core.errors import PlacementError, is_whole
 
 
 def layers_of_stages(sizes: Sequence[int]) -> list[range]:
@@ -25,7 +24,7 @@ def check_sizes(sizes: Sequence[int], layers: int, stages: int) -> list[int]:
     Raises:
         PlacementError: They do not cover the layers, do not match the stages, or a stage is empty.
     """
-    if not isinstance(sizes, Sequence) or not all(isinstance(one, Integral) and one is not True for one in sizes):
+    if not isinstance(sizes, Sequence) or not all(map(is_whole, sizes)):
         wanted = f"the number of layers of each of {stages} stages, whole numbers in a list, or None"
         raise PlacementError(f"sizes is {sizes!r}; expected {wanted}")
     if len(sizes) != stages:

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from pipeal.core.errors import ConfigError, check_named
+from pipeal.core.errors import ConfigError, check_named, is_whole
 from pipeal.core.methods import DEFAULT, METHODS
 from pipeal.core.tree import Tree, describe, shapes_of
 from pipeal.methods.al.bridges import BridgeStyle, Pool, as_module, bridge_for, tried
@@ -67,7 +67,7 @@ class Conversion:
             size = getattr(self, name)
             if name != "outputs" and size is None:
                 continue
-            if not isinstance(size, Integral) or isinstance(size, bool) or size < 1:
+            if not is_whole(size, 1):
                 none = "" if name == "outputs" else ", or None"
                 raise ConfigError(f"{name} is {size!r}; expected a whole number, at least 1{none}")
         check_named("task", self.task, (*TASKS, "per-place"))
