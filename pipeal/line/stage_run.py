@@ -202,9 +202,12 @@ class StageRun:
 
     def _config_of(self, begin: Mapping[str, Any]) -> Any:
         """With every choice made, for the stages that the line began with."""
-        config = load_config(self._schema, values=document.parse(begin["config"], source="stage 0"))
+        config = self._parsed(begin["config"])
         require_same_stages(self.line, config)
         return config
+
+    def _parsed(self, text: str) -> Any:
+        return load_config(self._schema, values=document.parse(text, source="stage 0"))
 
     def _take_up(self, saved: Checkpoint, experiment: Experiment | None) -> None:
         """Goes on from a snapshot.
@@ -278,8 +281,7 @@ class StageRun:
         self._open.callback(self._worker.close)
         self._open.enter_context(libraries_left_out())
         if self._top is not None and self._files is not None:
-            asked = load_config(self._schema, values=document.parse(begin["asked"], source="stage 0"))
-            self._top.begin(asked, self._files)
+            self._top.begin(self._parsed(begin["asked"]), self._files)
             self._files = None
 
     def _work(self) -> None:

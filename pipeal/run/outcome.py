@@ -285,7 +285,7 @@ def _tell_choice(outcomes: Sequence[Outcome]) -> None:
         return
     epochs = ", ".join(f"{outcome.form.label} {_chosen_epochs(outcome.rows)}" for outcome in outcomes)
     turns = "of each turn " if outcomes[0].config.train.repeat > 1 else ""
-    diverged = " (none: it diverged)" if " none" in epochs else ""
+    diverged = " (none: it diverged)" * any(one.measure.at_best(one.rows) is None for one in outcomes)
     print(f"chosen:   the epoch {turns}with the best {outcomes[0].measure.held_name}: {epochs}{diverged}")
 
 

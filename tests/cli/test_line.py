@@ -449,7 +449,7 @@ def test_a_stage_that_lost_its_folder_is_told_of(tmp_path: Path) -> None:
 
 
 def test_a_line_is_made_to_go_on_with_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What was chosen for the run's devices is chosen anew; what decides how numbers round stays. Of several turns it
+    """What was chosen for the run's devices is chosen again; what decides how numbers round stays. Of several turns it
     goes on with one."""
     alone = run_alone(text_line(tmp_path / "0", "lstm", 2, "train.epochs=1"), tmp_path / "alone")
     config = alone / "config.yaml"
