@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from pipeal import AE, AL, BP, ENC, ALPackage, Dropout, LabelAE
+from pipeal.core.draws import may_draw, updates_may_draw
 from pipeal.core.errors import ScheduleError
-from pipeal.core.rng import KeyedDefault, generator, key_seed, keyed, may_draw, updates_may_draw
+from pipeal.core.rng import KeyedDefault, generator, key_seed, keyed
 
 X = torch.linspace(0.1, 1, 48).view(6, 8)
 MASK = torch.ones(6, 8)

@@ -45,7 +45,7 @@ class LocalLayer(nn.Module, ABC):
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         """A method's layer may draw by any operator unless it says otherwise itself: it is not trusted as the other
-        classes of this package are (:func:`pipeal.core.rng.may_draw`), since anyone's method has its file here."""
+        classes of this package are (:func:`pipeal.core.draws.may_draw`), since anyone's method has its file here."""
         super().__init_subclass__(**keywords)
         if "draws_from_default" not in vars(cls):
             cls.draws_from_default = True

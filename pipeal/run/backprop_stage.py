@@ -23,10 +23,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
+from pipeal.core.draws import may_draw
 from pipeal.core.errors import add_note
 from pipeal.core.modules import in_mode
 from pipeal.core.options import Precision
-from pipeal.core.rng import keyed, may_draw
+from pipeal.core.rng import keyed
 from pipeal.core.tree import Tree, tensors
 from pipeal.core.tree_codec import Form, put_together, taken_apart
 from pipeal.engine.devices import Device

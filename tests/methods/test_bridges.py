@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pipeal import ConfigError
-from pipeal.core.rng import may_draw
+from pipeal.core.draws import may_draw
 from pipeal.methods.al.bridges import bridge_for
 from pipeal.methods.al.codes import CODE_ACTIVATIONS
 from pipeal.methods.pooling import CellMeans, MaskedMean

@@ -16,8 +16,8 @@ from torchvision.models import resnet18
 from torchvision.models.resnet import BasicBlock
 
 from pipeal import AE, AL, BP, ENC, ALPackage, ConfigError, DataError, Pipeline, PlacementError
+from pipeal.core.draws import may_draw
 from pipeal.core.protocols import Path
-from pipeal.core.rng import may_draw
 from pipeal.core.tree import Tree
 from pipeal.methods.cutting.inplace import OnACopy
 from pipeal.methods.pooling import CellMeans

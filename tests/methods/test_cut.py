@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchvision.models import resnet18
 
 from pipeal import ConfigError
-from pipeal.core.rng import may_draw
+from pipeal.core.draws import may_draw
 from pipeal.core.tree import map_tensors, tensors
 from pipeal.methods.cutting.cut import cut, refuse_ties
 

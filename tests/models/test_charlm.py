@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils.prune import l1_unstructured
 
+from pipeal.core.draws import may_draw
 from pipeal.core.errors import ConfigError, DataError
 from pipeal.core.names import LANGUAGE
-from pipeal.core.rng import may_draw
 from pipeal.engine.runner.parts import cut, samples_in
 from pipeal.methods.al import ALPackage
 from pipeal.models import (

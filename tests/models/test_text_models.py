@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from pipeal.core.draws import may_draw
 from pipeal.core.errors import ConfigError, PlacementError
 from pipeal.core.names import TEXT
-from pipeal.core.rng import keyed, may_draw
+from pipeal.core.rng import keyed
 from pipeal.data import Grouped
 from pipeal.methods.al import ALPackage, set_device
 from pipeal.models import (

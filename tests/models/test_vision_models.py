@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from pipeal.core.draws import may_draw
 from pipeal.core.errors import ConfigError
 from pipeal.core.names import VISION
-from pipeal.core.rng import may_draw
 from pipeal.methods.al import ALPackage
 from pipeal.models import VGG, VGGAL, VISION_MODELS, Resnet, ResnetAL, VisionDims, build_vision
 from pipeal.models.convolution import SubsampledConv2d

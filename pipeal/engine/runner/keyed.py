@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from pipeal.core.draws import dropouts, drops, may_draw, updates_may_draw
 from pipeal.core.packet import Packet
-from pipeal.core.rng import dropouts, drops, key_seed, keyed, may_draw, updates_may_draw
+from pipeal.core.rng import key_seed, keyed
 from pipeal.engine.runner.layer import Around
 from pipeal.engine.schedule import Action
 

@@ -7,7 +7,7 @@
     vector    (B, D)                  ────────────────────────────────────────────────┤
     anything  ──► the user's pool ────────────────────────────────────────────────────┘
 
-None of these classes draws random numbers; a user's own pool is judged by itself (:func:`pipeal.core.rng.may_draw`).
+None of these classes draws random numbers; a user's own pool is judged by itself (:func:`pipeal.core.draws.may_draw`).
 """
 
 from __future__ import annotations

@@ -308,7 +308,7 @@ class ALPackage(nn.Module):
 
         Save its ``state_dict()``, the package's, or what ``torch.export`` gives. ``torch.save`` of the module or the
         package itself keeps the parts of a network that was cut at names as bare ``torch.fx.GraphModule`` objects:
-        they compute the same, but what they say of random numbers is lost (see :func:`pipeal.core.rng.may_draw`). Nor
+        they compute the same, but what they say of random numbers is lost (see :func:`pipeal.core.draws.may_draw`). Nor
         can ``torch.save`` keep a ``pool`` that is a lambda: pass a named function or a module.
 
         Args:

@@ -107,7 +107,7 @@ def batch_back(value: Tree, dims: Sequence[int]) -> Tree:
 
 
 def may_draw_between(node: fx.Node) -> bool:
-    """Whether a step between submodules may draw; the submodules are judged by :func:`pipeal.core.rng.may_draw`.
+    """Whether a step between submodules may draw; the submodules are judged by :func:`pipeal.core.draws.may_draw`.
 
     PyTorch tags its operators that do. A function that is no such operator is not trusted.
     """

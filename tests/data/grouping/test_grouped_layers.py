@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pipeal import ALPackage, Pipeline
+from pipeal.core.draws import may_draw
 from pipeal.core.errors import ConfigError, DataError
-from pipeal.core.rng import may_draw
 from pipeal.data.grouping import Annotated, AnnotatedModule, DataCollection, Grouped, LengthThresholdGrouper, UniGrouper
 from pipeal.engine import SCHEDULES
 from pipeal.models import TextDims, build_text
