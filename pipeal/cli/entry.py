@@ -41,6 +41,12 @@ _IN_THE_WAY = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ELOOP)
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
 """Open files, processes, memory."""
 
+_NO_THREAD = "can't start new thread"
+"""What Python says, without a number, where no further thread may be started."""
+
+_ADVICE = "this machine has no more of them; lower data.workers, or raise its limit"
+"""What to do about either."""
+
 TERMINATED = 143
 """The exit code after SIGTERM."""
 
@@ -131,6 +137,8 @@ def _run(command: click.Command, arguments: list[str] | None) -> NoReturn:
     except (MemoryError, RuntimeError) as error:
         from pipeal.core.outofmemory import bytes_asked, in_units, is_out_of_memory  # knows PyTorch's errors
 
+        if _NO_THREAD in str(error):  # a worker process says so within its stack
+            _leave(f"{_NO_THREAD}: {_ADVICE}", 1)
         if not is_out_of_memory(error):
             raise
         asked = bytes_asked(error)
@@ -138,7 +146,7 @@ def _run(command: click.Command, arguments: list[str] | None) -> NoReturn:
         _leave(one_line(f"out of memory ({what}); lower the sizes of batches or of the model"), 1)
     except OSError as error:
         if error.errno in _EXHAUSTED:
-            _leave(f"{error.strerror}: this machine has no more of them; lower data.workers, or raise its limit", 1)
+            _leave(f"{error.strerror}: {_ADVICE}", 1)
         if error.errno in _IN_THE_WAY and error.filename is not None:
             _leave(f"{error.filename}: {error.strerror}; move it out of the way or choose another --out", 1)
         if error.errno not in _SYSTEM:

@@ -113,8 +113,9 @@ class Snapshots:
             if untidy is not None:
                 raise untidy
 
-        self._writing = _Writing(write)
-        self._writing.start()
+        writing = _Writing(write)
+        writing.start()
+        self._writing = writing  # only now: one that the system refused is not waited for
 
     def settle(self, *, must: bool = False) -> None:
         """Waits for the one that is being written. Where the system refused it, that is logged: a later one may do.

@@ -37,6 +37,7 @@ from tests.cli.running import run_command
     [
         (OSError(errno.EMFILE, os.strerror(errno.EMFILE)), "Too many open files.*lower data.workers"),
         (OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), "Cannot allocate memory.*lower data.workers"),
+        (RuntimeError("Caught it in a worker:\n  can't start new thread"), "can't start new thread: .*raise its limit"),
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "a/b"), "a/b: No space left.*another --out"),
         (OSError(errno.EISDIR, os.strerror(errno.EISDIR), "a/epochs.jsonl"), "a/epochs.jsonl: Is a directory; move it"),
         (MemoryError("72.8 TiB"), r"out of memory \(72.8 TiB\)"),

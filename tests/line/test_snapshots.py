@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -46,3 +47,16 @@ def test_a_damaged_one_is_passed_over_and_a_stage_without_any_says_where_it_begi
     *each, last = caplog.messages
     assert len(each) == 2
     assert last == "stage 1 has no whole snapshot left, and begins at its first item"
+
+
+def test_a_thread_that_may_not_be_started_is_the_error_and_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Symptom: the end of the stage told that it had waited for a thread that never was."""
+
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        written(tmp_path, 3)

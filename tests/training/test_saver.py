@@ -307,6 +307,20 @@ def test_someone_who_cannot_be_told_is_raised_where_the_training_runs(monkeypatc
     assert not threads()
 
 
+def test_a_thread_that_may_not_be_started_is_the_error_and_none_is_waited_for(monkeypatch):
+    """Symptom: the end waited for a thread that never was, and told that, not what the system had refused."""
+
+    def refused(_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    with pytest.raises(RuntimeError, match="can't start"), CheckpointWriter(Slow()) as writer:  # noqa: PT012
+        with pytest.raises(RuntimeError):
+            submit(writer, 1)
+        assert writer.flush(0), "nothing waits to be written"
+        submit(writer, 2)
+
+
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
 def test_a_signal_does_not_wait_for_what_hangs(kind, monkeypatch, said):
     """Symptom: the second Ctrl-C waited 300 s for the disk that the first one had waited for."""

@@ -133,15 +133,16 @@ class CheckpointWriter:
             self._require_alive()
             if self._closed:
                 raise RuntimeError(f"the checkpoint of step {job.step} came after the writer was closed")
+            if self._thread is None:
+                # A daemon: a disk that never answers must not keep the process.
+                thread = threading.Thread(target=self._run, name="pipeal-writer", daemon=True)
+                thread.start()
+                self._thread = thread  # only now: one that the system refused is not waited for
             # A best one is kept waiting beside the newest: what replaced it would not be as good.
             stay = [] if job.best else [waiting for waiting in self._waiting if waiting[0].best]
             self.replaced += len(self._waiting) - len(stay)
             self._drop_waiting(stay)
             self._waiting.append((job, outcome))
-            if self._thread is None:
-                # A daemon: a disk that never answers must not keep the process.
-                self._thread = threading.Thread(target=self._run, name="pipeal-writer", daemon=True)
-                self._thread.start()
             self._changed.notify_all()
         return outcome
 
