@@ -6,8 +6,10 @@ import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path
 from shutil import rmtree
+from time import time
 from uuid import uuid4
 
 from pipeal.core.errors import DataError
@@ -15,16 +17,26 @@ from pipeal.core.errors import DataError
 _NO_FOLDER = (errno.EEXIST, errno.ENOTDIR)
 """Error numbers that mean a file stands where a folder is needed: more space would not help."""
 
+_ABANDONED_S = 600.0
+"""How long a file, or a folder and all in it, may be in the making without a change."""
+
+_CUT = 40
+"""Letters of a name that are part of its hidden one, which must not be too long where the name itself is not."""
+
 _UNSYNCABLE = (errno.EINVAL, errno.ENOTSUP)
 """Error numbers of file systems that cannot sync a folder: they make names durable in other ways."""
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, *, sweeps: bool = True) -> Iterator[Path]:
     """Gives a path beside ``path`` to write to; it takes the name ``path`` when the block ends well.
 
     Missing folders are made. When the block raises, what was written is removed and an older ``path`` stays. After the
     block, the file and its name survive a power cut.
+
+    Args:
+        path: The file.
+        sweeps: Whether :func:`sweep` follows for its name, which lists the folder.
 
     Raises:
         DataError: The system refused to write (no space, no permission, no such folder, too long a name); or ``path``
@@ -32,8 +44,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     if not path.name:
         raise DataError(f"cannot write {str(path)!r}: expected the name of a file")
-    # Cut: it must not be too long where the name itself is not.
-    aside = path.with_name(f".{path.name[:40]}.{uuid4().hex[:12]}.aside")
+    aside = path.with_name(f".{path.name[:_CUT]}.{uuid4().hex[:12]}.aside")
     try:
         if path.exists() and not path.is_file():
             what = "a folder" if path.is_dir() else "a device, or something else that is no file"
@@ -44,6 +55,8 @@ def replacing(path: Path) -> Iterator[Path]:
             os.fsync(written.fileno())
         os.replace(aside, path)
         sync_folder(path.parent)
+        if sweeps:
+            sweep(path.parent, f"{path.name}.")
     except OSError as error:
         room = "" if error.errno in _NO_FOLDER else "make room there or "
         raise DataError(f"cannot write {path}: {error.strerror or error}; {room}choose another folder") from error
@@ -57,7 +70,8 @@ def replacing(path: Path) -> Iterator[Path]:
 def replacing_folder(path: Path) -> Iterator[Path]:
     """Gives an empty folder beside ``path``, which takes its name, whole, when the block ends well.
 
-    What has the name by then, a file or a folder, is removed; when the block raises, it stays as it is.
+    What has the name by then, a file or a folder, is removed; when the block raises, it stays as it is. :func:`sweep`
+    follows for its name.
 
     Raises:
         DataError: The system refused.
@@ -65,7 +79,7 @@ def replacing_folder(path: Path) -> Iterator[Path]:
     if not path.name:
         raise DataError(f"cannot write {str(path)!r}: expected the name of a folder")
     mark = uuid4().hex[:12]
-    aside, before = (path.with_name(f".{path.name[:40]}.{mark}.{kind}") for kind in ("aside", "before"))
+    aside, before = (path.with_name(f".{path.name[:_CUT]}.{mark}.{kind}") for kind in ("aside", "before"))
     try:
         make_folder(aside)
         yield aside
@@ -82,20 +96,41 @@ def replacing_folder(path: Path) -> Iterator[Path]:
                 before.rename(path)
             raise
         sync_folder(path.parent)
+        for kind in ("aside", "before"):
+            sweep(path.parent, f"{path.name}.", kind)
     except OSError as error:
         raise DataError(f"cannot write {path}: {error.strerror or error}; choose another folder") from error
     finally:
         for left in (aside, before):
-            if left.is_dir() and not left.is_symlink():
-                rmtree(left, ignore_errors=True)
-            else:
-                left.unlink(missing_ok=True)
+            _remove(left)
 
 
 def write_whole(path: str | Path, text: str) -> None:
     """Writes a text; a reader sees the old file or the new one, never a part. Raises as :func:`replacing`."""
-    with replacing(Path(path)) as aside:
+    with replacing(Path(path), sweeps=False) as aside:  # small, and often written
         aside.write_text(text, encoding="utf-8")
+
+
+def abandoned(folder: Path, beginning: str = "", kind: str = "aside") -> Iterator[Path]:
+    """What a kill left in the making in a folder: hidden files and folders that nothing has changed for 10 minutes.
+
+    Args:
+        folder: Where they are.
+        beginning: What the names that they should have taken begin with.
+        kind: How their own names end.
+    """
+    for left in folder.glob(f".{escape(beginning[:_CUT])}*.{kind}"):
+        with suppress(OSError):  # another process has just removed it
+            changed = max(one.lstat().st_mtime for one in (left, *left.rglob("*")))
+            if time() - changed > _ABANDONED_S:
+                yield left
+
+
+def sweep(folder: Path, beginning: str = "", kind: str = "aside") -> None:
+    """Removes what is :func:`abandoned`, as far as the system lets it."""
+    with suppress(OSError):
+        for left in abandoned(folder, beginning, kind):
+            _remove(left)
 
 
 def make_folder(path: Path) -> None:
@@ -124,3 +159,11 @@ def sync_folder(path: Path) -> None:
             raise
     finally:
         os.close(folder)
+
+
+def _remove(left: Path) -> None:
+    if left.is_dir() and not left.is_symlink():
+        rmtree(left, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            left.unlink()

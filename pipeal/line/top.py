@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pipeal.config import RunConfig, dump_config
 from pipeal.core.artifacts import ASKED, CHECKPOINTS, CONFIG, STATUS
-from pipeal.core.atomic import make_folder, write_whole
+from pipeal.core.atomic import make_folder, sweep, write_whole
 from pipeal.core.checked import checked
 from pipeal.core.errors import DataError, UntidyError
 from pipeal.core.methods import METHODS
@@ -100,7 +100,8 @@ class Top:
         return last_told(self.folder).get("line") == self._line
 
     def record_again(self) -> None:
-        """Writes the rows so far, and no others."""
+        """Writes the rows so far, and no others; removes what an end by force left half-written before."""
+        sweep(self.folder)
         for recorder in self._recorders:
             recorder.rewrite(self.position.rows)
         self._tell("running")

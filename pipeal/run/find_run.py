@@ -7,17 +7,15 @@ import logging
 import os
 import re
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from shutil import rmtree
-from time import time
 from uuid import uuid4
 
 from pipeal.config import RunConfig, all_values, document, load_config
 from pipeal.core.artifacts import ASKED, CHECKPOINTS, LOCK
-from pipeal.core.atomic import sync_folder
+from pipeal.core.atomic import abandoned, sync_folder
 from pipeal.core.errors import ConfigError, DataError, first_line, refusals_told
 from pipeal.core.lock import FileLock, lock_is_held
 from pipeal.core.names import as_file_name
@@ -25,9 +23,6 @@ from pipeal.run.grid import is_in
 from pipeal.run.run_folder import RunFolder, last_told, write_asked
 
 _log = logging.getLogger(__name__)
-
-_ABANDONED_S = 600.0
-"""How long a folder may be in the making: it takes less than a second."""
 
 WHERE_DATA_IS = (
     *("data.root", "data.text", "data.download", "data.workers", "data.file", "data.test_file"),
@@ -133,10 +128,9 @@ def _unusable(config: RunConfig, cause: OSError) -> ConfigError:
 
 def _sweep(config: RunConfig) -> None:
     """Removes folders that a kill left in the making, of runs of this name."""
-    for left in Path(config.out).glob(f".{_name(config)}.*.aside"):
-        with suppress(OSError):  # or another process has just done so
-            if time() - left.stat().st_mtime > _ABANDONED_S and lock_is_held(LOCK.at(left)) is False:
-                rmtree(left)
+    for left in abandoned(Path(config.out), f"{_name(config)}."):
+        if lock_is_held(LOCK.at(left)) is False:
+            rmtree(left, ignore_errors=True)  # another process may just have done so
 
 
 def _of_its_name(config: RunConfig) -> list[Path]:

@@ -11,13 +11,17 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from pipeal.config import TextConfig
 from pipeal.core.errors import ConfigError, DataError, Interrupted
 from pipeal.core.lock import FileLock
+from pipeal.reporting.attempts import Attempts
 from pipeal.reporting.page import runs_in
+from pipeal.run.experiment import _begin
 from pipeal.run.find_run import find_run, new_run
 from pipeal.training.checkpoint.store import CheckpointStore
 
@@ -373,7 +377,8 @@ def test_a_folder_that_a_kill_left_in_the_making_is_removed_by_a_later_run(tmp_p
     for lock in locks[:2]:
         lock.release()  # type: ignore[union-attr]
     for folder in (left, held):
-        os.utime(folder, (time.time() - 3600,) * 2)
+        for path in (folder / "run.lock", folder):
+            os.utime(path, (time.time() - 3600,) * 2)
     with new_run(config) as run:
         assert {folder for folder in (left, fresh, held) if folder.exists()} == {fresh, held}
         assert run.path.is_dir()
@@ -384,3 +389,17 @@ def test_a_folder_for_all_runs_with_too_long_a_name_is_one_line(tmp_path: Path) 
     """Found by the fuzzer: a traceback."""
     with pytest.raises(ConfigError, match=r"out: cannot use .*: File name too long; choose another --out"):
         find_run(asked(tmp_path / ("a" * 5000)), "auto")
+
+
+def test_a_run_that_ends_as_it_begins_has_told_its_choices(tmp_path: Path) -> None:
+    """Symptom: ended after its config.yaml, it went on by that, and its placement.txt never came."""
+
+    def full() -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    weights = SimpleNamespace(model=SimpleNamespace(weights=None))
+    folder = SimpleNamespace(path=tmp_path, begin=lambda: None, asked=weights, keep_asked=full)
+    run: Any = SimpleNamespace(folder=folder, attempts=Attempts())
+    with pytest.raises(OSError, match="no space left"):
+        _begin(run, [], ["AL on cpu: 4 layers"])
+    assert (tmp_path / "placement.txt").read_text() == "AL on cpu: 4 layers\n"

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeal.core.atomic import replacing
+from pipeal.core.atomic import replacing, replacing_folder
 from pipeal.core.errors import DataError
 from pipeal.core.methods import METHODS
 from pipeal.reporting.recorders import CsvRecorder, JsonLinesRecorder, write_json
@@ -146,6 +146,30 @@ def test_what_fails_halfway_leaves_the_old_file_and_nothing_beside_it(tmp_path):
         write_json(path, {"a": object()})
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("name", ["x", "x" * 60])
+@pytest.mark.parametrize("kind", [replacing, replacing_folder])
+def test_what_a_kill_left_is_removed_with_the_next_write_of_the_name(tmp_path, kind, name):
+    """Symptom: each kill during an export, or while a cache was made, left a file of its size for good."""
+
+    def write(path):
+        (path / "part" if kind is replacing_folder else path).write_text("whole")
+
+    endings = ("aside", "before") if kind is replacing_folder else ("aside",)
+    old = [tmp_path / f".{name[:40]}.{number}.{ending}" for number, ending in enumerate(endings)]
+    kept = [tmp_path / ".y.0.aside", tmp_path / f".{name[:40]}.fresh.aside"]
+    for left in (*old, *kept):
+        with kind(left) as aside:
+            write(aside)
+    for left in (*old, kept[0]):
+        for path in (left, *left.glob("*")):
+            os.utime(path, (1, 1))
+    if kind is replacing_folder:  # one that has still been written into is in the making
+        os.utime(kept[1], (1, 1))
+    with kind(tmp_path / name) as aside:
+        write(aside)
+    assert set(tmp_path.iterdir()) == {*kept, tmp_path / name}
 
 
 @pytest.mark.parametrize("name", ["", ".", "folder", "pipe", "link"])

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from platformdirs import user_cache_path
 
+from pipeal.core.atomic import sweep
 from pipeal.core.errors import DataError
 
 T = TypeVar("T")
@@ -80,6 +81,7 @@ def kept(
                     # Another process may be faster, or own the file; it only takes room.
                     with suppress(OSError):
                         old.unlink()
+            sweep(folder, known)
             found = read(stem)
         if found is None:
             raise CacheError(f"{stem}.*: not what was just written; check the disk, or choose another data.cache_dir")
