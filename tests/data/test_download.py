@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import socket
+import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -131,6 +133,18 @@ def test_without_checksum_a_part_file_is_not_trusted(served, tmp_path):
 def test_a_part_that_is_whole_needs_no_network(tmp_path):
     (tmp_path / "a.bin.part").write_bytes(BODY)
     assert download("http://127.0.0.1:9/a.bin", tmp_path / "a.bin", md5=MD5).read_bytes() == BODY
+
+
+def test_what_has_the_name_survives_a_power_cut(served, tmp_path, monkeypatch):
+    """Symptom: the name could be on the disk before what was fetched, and where there is no checksum that was taken."""
+    calls = []
+    monkeypatch.setattr(os, "replace", lambda *_, real=os.replace: (calls.append("rename"), real(*_)))
+    monkeypatch.setattr(
+        os, "fsync", lambda file: calls.append("folder" if stat.S_ISDIR(os.fstat(file).st_mode) else "file")
+    )
+    served.files["a.bin"] = BODY
+    download(served.address + "a.bin", tmp_path / "a.bin")
+    assert calls == ["file", "rename", "folder"]
 
 
 def test_a_part_longer_than_the_file_is_dropped(served, tmp_path):

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
+from pipeal.core.atomic import sync_folder
 from pipeal.core.errors import DataError
 from pipeal.core.lock import in_turn
 
@@ -38,7 +39,7 @@ def download(
 
     Args:
         url: An http or https address.
-        destination: Where the file goes; never half-written. Its folder is made.
+        destination: Where the file goes; never half-written, nor after a power cut. Its folder is made.
         md5: The wanted MD5, in hexadecimal.
         progress: Called after every chunk.
         timeout_s: How long the server may be silent.
@@ -89,7 +90,10 @@ def _download(
             if md5 and found != md5.lower():
                 part.unlink()
                 raise DataError(f"{url}: md5 {found}, wanted md5 {md5}; the bad file is removed, try again")
+        with part.open("rb+") as fetched:
+            os.fsync(fetched.fileno())
         os.replace(part, destination)
+        sync_folder(destination.parent)
     except OSError as error:
         raise DataError(
             f"cannot write {destination}: {error.strerror or error}; make room there or choose another folder"
