@@ -193,12 +193,11 @@ def _begin(run: Run, forms: Sequence[Form], heard: Sequence[str]) -> None:
         if _is_laid_out_anew(form, run.folder.path):
             for picture in TRACED:
                 picture.at(form.folder(run.folder.path)).unlink(missing_ok=True)  # it shows other stages
+    if heard:  # first: once the choices are in config.yaml, they are not made, nor heard of, a second time
+        write_whole(PLACEMENT.at(run.folder.path), "\n".join([*heard, ""]))
     _write_configs(run, forms)
     run.folder.keep_asked()
     run.experiment.save(run.folder.path)
-    if heard:
-        path, text = PLACEMENT.at(run.folder.path), "\n".join([*heard, ""])
-        run.attempts.make(path, lambda: write_whole(path, text))
 
 
 def _write_configs(run: Run, forms: Sequence[Form]) -> None:
