@@ -11,8 +11,9 @@ from time import monotonic, sleep
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
-from pipeal.core.errors import ConfigError, DataError, ScheduleError
+from pipeal.core.errors import ConfigError, DataError, ScheduleError, WorkerError
 from pipeal.data import ImageBatches, ImageSplit, Share
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
@@ -176,6 +177,18 @@ def test_an_interrupt_ends_the_workers(split):
         next(pending)
     gc.collect()
     assert no_children()
+
+
+def test_a_worker_that_has_died_between_two_passes_is_named(split, monkeypatch):
+    """Symptom: where layers are measured, which goes over a few batches twice, its end was a traceback."""
+
+    def dead(_):
+        raise RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly")
+
+    with batches(split, workers=1) as loader:
+        monkeypatch.setattr(DataLoader, "__iter__", dead)
+        with pytest.raises(WorkerError, match="a worker process that prepares batches died"):
+            list(loader)
 
 
 class DyingSplit(ImageSplit):

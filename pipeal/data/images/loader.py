@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeAlias, get_args
 
 import numpy as np
@@ -137,8 +138,8 @@ class ImageBatches:
             generator=torch.Generator(),
         )
         self._orders[:] = orders
-        with starting_workers(self.start_method):
-            self._arriving = iter(self._loader)
+        with self._naming_failures(), starting_workers(self.start_method):
+            self._arriving = iter(self._loader)  # a second time it asks the workers that there are
         self._passes += 1
         number = self._passes
         for _ in orders:
@@ -147,15 +148,21 @@ class ImageBatches:
                     "these batches were begun again or closed while an iterator was under way; with workers, "
                     "finish one before the next, or use two ImageBatches"
                 )
-            try:
+            with self._naming_failures():
                 made = next(self._arriving)
-            except BaseException as error:
-                self.close()
-                failure = worker_failure(error)
-                if failure is None:
-                    raise
-                raise failure from error
             yield made
+
+    @contextmanager
+    def _naming_failures(self) -> Iterator[None]:
+        """Ends the workers with whatever is raised, and says so where one of them has died."""
+        try:
+            yield
+        except BaseException as error:
+            self.close()
+            failure = worker_failure(error)
+            if failure is None:
+                raise
+            raise failure from error
 
 
 class _Maker(Dataset[_Made]):
