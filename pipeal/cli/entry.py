@@ -47,6 +47,9 @@ _NO_THREAD = "can't start new thread"
 _ADVICE = "this machine has no more of them; lower data.workers, or raise its limit"
 """What to do about either."""
 
+_NO_PRIMITIVE = "could not create a primitive"
+"""What oneDNN says on a CPU where it gets no memory; nothing says that it has no other reason."""
+
 TERMINATED = 143
 """The exit code after SIGTERM."""
 
@@ -139,6 +142,8 @@ def _run(command: click.Command, arguments: list[str] | None) -> NoReturn:
 
         if _NO_THREAD in str(error):  # a worker process says so within its stack
             _leave(f"{_NO_THREAD}: {_ADVICE}", 1)
+        if str(error) == _NO_PRIMITIVE:
+            _leave(f"oneDNN {error}, as where memory runs out; lower the sizes of batches or of the model", 1)
         if not is_out_of_memory(error):
             raise
         asked = bytes_asked(error)

@@ -40,6 +40,10 @@ from tests.cli.running import run_command
         (RuntimeError("Caught it in a worker:\n  can't start new thread"), "can't start new thread: .*raise its limit"),
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "a/b"), "a/b: No space left.*another --out"),
         (OSError(errno.EISDIR, os.strerror(errno.EISDIR), "a/epochs.jsonl"), "a/epochs.jsonl: Is a directory; move it"),
+        (
+            RuntimeError("could not create a primitive"),
+            "oneDNN could not .*, as where memory runs out; lower the sizes",
+        ),
         (MemoryError("72.8 TiB"), r"out of memory \(72.8 TiB\)"),
         (
             RuntimeError(
