@@ -22,6 +22,7 @@ from pipeal.engine.runner.parts import cut
 from pipeal.engine.sizes import layers_of_stages
 from pipeal.planning.measure.layers import count_bytes
 from pipeal.planning.pure.layer_cost import LayerCost
+from pipeal.planning.pure.memory import WAYS, BlockMemory
 from pipeal.run.build import Experiment
 from pipeal.run.opening import engine_options, new_layers, schedule_of
 from pipeal.training.exit_costs import inference_flops, learning_flops
@@ -39,15 +40,16 @@ class FormCosts:
 
     What is cheap beside them (normalisation, activations, look-ups, losses, the optimizers' steps) has no part in the
     FLOPs. Padding has: texts cost what their padded length costs, counted at some lengths of the first batches. Nor are
-    packets between stages, batches, what a kernel needs for a moment and what an allocator keeps among the bytes;
-    activations are those of all stages, which work side by side: of each those of its largest layer, or of all, as the
-    order of its layers is.
+    packets between stages, batches, what a kernel needs for a moment and what an allocator keeps among the bytes.
+    Gradients and activations are those of all stages, which work side by side: of each those of its largest layer, or
+    of all, as the order of its layers is. Gradients that wait are those of all layers: for further batches
+    (``train.accumulate``), or for those of replicas.
 
     Attributes:
         training_flops: Per sample, forward and backward of all losses.
         inference_flops: Per sample, up through all layers and down again.
         weights_bytes: Of all parameters that are trained.
-        gradients_bytes: Of theirs.
+        gradients_bytes: Of theirs, those that are there at once.
         optimizer_bytes: What the optimizers keep.
         activation_bytes: What the graphs keep for the backward, of the largest batch looked at.
         packet_bytes: Per sample, what every layer but the last hands on to the next, padding included.
@@ -115,16 +117,16 @@ def form_costs(experiment: Experiment, config: RunConfig) -> FormCosts:
             module.register_forward_hook(lambda _, __, output, to=handed_on: to.append(output))
             rows += count_bytes([layer], onward, options, str(device))
             onward = detach(handed_on[0])
-    weights = sum(row.parameter_bytes for row in rows)
     # A packet is taken to be as large as the batch that it is of.
     sent_of_input = sum(row.out_bytes for row in rows[:-1]) / _elements(whole)
+    gradients, activations = _at_once(rows, config)
     return FormCosts(
         by_size.mean([one.learning / one.rows for one in counted]),
         by_size.mean([one.inference / one.rows for one in counted]),
-        weights,
-        weights,
+        sum(row.parameter_bytes for row in rows),
+        gradients,
         sum(row.optimizer_bytes for row in rows),
-        _active_at_once([row.activation_bytes for row in rows], config),
+        activations,
         sent_of_input * sum(map(_elements, batches)) / sum(map(len, batches)),
     )
 
@@ -153,14 +155,21 @@ class _Counted:
         self.learning += learning
 
 
-def _active_at_once(layers: Sequence[int], config: RunConfig) -> int:
-    """Bytes of activations, of those of each layer: of a stage the largest layer's or all, of stages together."""
+def _at_once(rows: Sequence[LayerCost], config: RunConfig) -> tuple[int, int]:
+    """Bytes of gradients and of activations: of a stage as ``pipeal memory`` counts them, of stages together."""
     engine = config.engine
-    if sum(engine.sizes or (0,)) != len(layers):  # blocks of the one layer of a form that is whole
-        return sum(layers)
-    by_layer = schedule_of(config).by_layer
-    stages = layers_of_stages(engine.sizes or ())
-    return sum((max if by_layer else sum)(layers[number] for number in stage) for stage in stages)
+    every = sum(row.parameter_bytes for row in rows)
+    if sum(engine.sizes or (0,)) != len(rows):  # blocks of the one layer of a form that is whole
+        return every, sum(row.activation_bytes for row in rows)
+    way = WAYS["AL by layer" if schedule_of(config).by_layer else "AL by stage"]
+    blocks = [BlockMemory(gradients=row.parameter_bytes, graph=row.activation_bytes) for row in rows]
+    stages = [way.parts([blocks[number] for number in stage]) for stage in layers_of_stages(engine.sizes or ())]
+    # Replicas average while the next layers are at work, and update last; a layer that leaves memory leaves it updated.
+    wait = config.train.accumulate > 1 or (engine.replicas > 1 and engine.offload == "none")
+    return (
+        every if wait else sum(parts.gradients for parts in stages),
+        sum(parts.activations for parts in stages),
+    )
 
 
 def first_batches(experiment: Experiment, seed: int) -> Sequence[Batch]:

@@ -193,8 +193,9 @@ def show(outcomes: Sequence[Outcome], folder: Path) -> None:
     over = "" if rival is None else f", speed-up over {rival.form.label}"
     _print(f"costs{over}", [_cost(outcome, rival) for outcome in outcomes])
     if any(outcome.costs is not None for outcome in outcomes):
-        print("counted:  MFLOPs per sample of products, convolutions, attention and recurrences; MiB of weights,")
-        print("          gradients, optimizer states, and what graphs keep of the largest batch")
+        print("counted:  MFLOPs per sample of products, convolutions, attention and recurrences; MiB of weights")
+        print("          and optimizer states, of the gradients that are there at once, and of what graphs keep of the")
+        print("          largest batch")
     for outcome in outcomes:
         _tell_losses(outcome)
         if outcome.exits is not None:

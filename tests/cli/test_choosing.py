@@ -61,7 +61,9 @@ def test_a_run_reports_the_test_set_at_the_epoch_that_held_out_samples_chose(
     assert summary["training_flops_per_sample"] > 2 * summary["inference_flops_per_sample"]
     counted = summary["counted_memory_bytes"]
     assert counted.pop("all") == sum(counted.values())
-    assert counted["gradients_bytes"] == counted["weights_bytes"] == 4 * summary["training_parameters"]
+    assert counted["weights_bytes"] == 4 * summary["training_parameters"]
+    # Layer by layer, those of the largest one are there at once.
+    assert (counted["gradients_bytes"] < counted["weights_bytes"]) == (mode == "al")
     assert re.search(rf"^\| {mode.upper()} +\|.* 0.1000 +\| +0.7000 +\|", out, re.MULTILINE)
     saved = [read_manifest(path) for path in sorted((folder / "checkpoints").glob("step-*"))]
     assert [(one.position["epoch"], one.best) for one in saved] == [(2, True), (3, False)]

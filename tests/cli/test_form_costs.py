@@ -11,8 +11,9 @@ from pipeal.config import TextConfig, load_config
 from pipeal.core.by_size import LOOKED_AT
 from pipeal.core.options import EngineOptions
 from pipeal.planning.measure.layers import count_bytes
+from pipeal.planning.pure.layer_cost import LayerCost
 from pipeal.run.build_text import text_experiment
-from pipeal.run.form_costs import FormCosts, form_costs
+from pipeal.run.form_costs import FormCosts, _at_once, form_costs
 from pipeal.training.exit_costs import exit_costs, training_flops
 
 SMALL: dict[str, Any] = {
@@ -99,6 +100,32 @@ def test_what_is_handed_on_counts_as_it_travels() -> None:
     # Beside features, of 64 numbers each, and label codes a byte for each place tells words from padding.
     assert 0.5 < sent["bf16"] / sent["as_is"] < 0.51
     assert 0.26 < sent["int8"] / sent["as_is"] < 0.27
+
+
+BY_ORDER: list[tuple[dict[str, Any], int, int]] = [
+    ({}, 1, 40),
+    ({"within_stage": "stage"}, 1, 100),
+    ({"schedule": "al-fm"}, 1, 100),
+    ({"sizes": (1, 3)}, 1, 10 + 40),
+    ({}, 2, 100),
+    ({"replicas": 2}, 1, 100),
+    ({"replicas": 2, "offload": "disk"}, 1, 40),
+    ({"sizes": (2, 1)}, 1, 100),  # blocks of a form that is whole
+]
+
+
+@pytest.mark.parametrize(("engine", "accumulate", "held"), BY_ORDER)
+def test_gradients_count_from_their_backward_to_their_update(
+    engine: dict[str, Any], accumulate: int, held: int
+) -> None:
+    """Symptom: a table had 0.936 MiB of gradients where ``pipeal memory`` said 0.271. Cause: it counted those of all
+    layers, also where the order of a stage updates each layer before the next one goes forward."""
+    config = load_config(TextConfig, values=SMALL)
+    config = replace(
+        config, engine=replace(config.engine, **engine), train=replace(config.train, accumulate=accumulate)
+    )
+    rows = [LayerCost(1.0, 1.0, parameter_bytes=size) for size in (10, 20, 40, 30)]
+    assert _at_once(rows, config) == (held, 0)
 
 
 def test_counted_memory_is_all_that_training_holds_at_once() -> None:
