@@ -46,6 +46,9 @@ FILE = "file"
 """The data set that is a file of the user's, with a text and a label in each row."""
 
 _FILE_ENDS = (".csv", ".jsonl", ".csv.gz", ".jsonl.gz")
+_LONGEST = 100
+"""Characters of a file's name that the name of a folder has; with a model's and a number it may have 255."""
+
 HF, TORCHVISION = "hf", "torchvision"
 """What the name of a model begins with, before a colon, that another library has: a folder of ``transformers``, or one
 of torchvision's models by its name there."""
@@ -196,9 +199,19 @@ def as_file_name(model: str) -> str:
     ('lstm', 'hf-bert_tiny', 'torchvision-vit_b_16')
     """
     source = source_of(model)
-    if source is None:
-        return model
-    return f"{source}-{re.sub(r'[^A-Za-z0-9._-]', '_', os.path.basename(os.path.abspath(model[len(source) + 1 :])))}"
+    return model if source is None else f"{source}-{_fit(os.path.basename(os.path.abspath(model[len(source) + 1 :])))}"
+
+
+def stem_of(file: str) -> str:
+    """The name of a file of labelled texts, without its ending, as a part of that of a folder.
+
+    >>> stem_of("my/reviews.csv"), stem_of("old reviews.v2.JSONL.gz"), stem_of("/data/.csv")
+    ('reviews', 'old_reviews.v2', 'file')
+    """
+    name = os.path.basename(file)
+    ends = [end for end in _FILE_ENDS if name.lower().endswith(end)]
+    stem = name[: len(name) - max(map(len, ends), default=0)].lstrip(".-")  # hidden, or read as an option
+    return _fit(stem)[:_LONGEST] or FILE
 
 
 def contradicts(implied: Mode | None, mode: str | None) -> bool:
@@ -234,6 +247,10 @@ def form_told(model: tuple[str, Mode | None], mode: str) -> str | None:
     chosen = ", which that spelling stands for" if implied == mode else ""
     told = f"training the {METHODS[mode].title} of {name}{chosen}"
     return f"{told}; {spelt}--mode {other.name} trains the {other.label} form"
+
+
+def _fit(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]", "_", name)
 
 
 def _plain(name: str) -> str:

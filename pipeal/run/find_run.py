@@ -13,12 +13,12 @@ from pathlib import Path
 from shutil import rmtree
 from uuid import uuid4
 
-from pipeal.config import RunConfig, all_values, document, load_config
+from pipeal.config import RunConfig, TextConfig, all_values, document, load_config
 from pipeal.core.artifacts import ASKED, CHECKPOINTS, LOCK
 from pipeal.core.atomic import abandoned, sync_folder
 from pipeal.core.errors import ConfigError, DataError, first_line, refusals_told
 from pipeal.core.lock import FileLock, lock_is_held
-from pipeal.core.names import as_file_name
+from pipeal.core.names import FILE, as_file_name, stem_of
 from pipeal.run.grid import is_in
 from pipeal.run.run_folder import RunFolder, last_told, write_asked
 
@@ -61,18 +61,19 @@ def find_run(config: RunConfig, resume: str) -> RunFolder | None:
             )
         with refusals_told(f"--resume {resume}", "; name another", ConfigError):  # too long, no permission, in a circle
             return _named(Path(resume), config)
-    numbered = [(number, path) for path in _of_its_name(config) if (number := _number(path, config)) is not None]
-    for _, path in sorted(numbered, reverse=True):
-        found = _unfinished(path, config)
-        if found is not None:
-            return found
+    for name in _names(config):
+        numbered = [(number, path) for path in _called(name, config) if (number := _number(path, name)) is not None]
+        for _, path in sorted(numbered, reverse=True):
+            found = _unfinished(path, config)
+            if found is not None:
+                return found
     return None
 
 
 def require_place(config: RunConfig, resume: str) -> None:
     """Tells before any data is read that a new run, if this becomes one, could not be written; raises as
     :func:`require_out`."""
-    may_go_on = resume == "auto" and _of_its_name(config)
+    may_go_on = resume == "auto" and any(_called(name, config) for name in _names(config))
     if resume in ("auto", "never") and not may_go_on:
         require_out(config.out)
 
@@ -133,24 +134,32 @@ def _sweep(config: RunConfig) -> None:
             rmtree(left, ignore_errors=True)  # another process may just have done so
 
 
-def _of_its_name(config: RunConfig) -> list[Path]:
+def _called(name: str, config: RunConfig) -> list[Path]:
     """What there is under the name of a run and a number, or what looks like one."""
     try:
-        return list(Path(config.out).glob(f"{_name(config)}-*"))
+        return list(Path(config.out).glob(f"{name}-*"))
     except OSError as error:
         raise _unusable(config, error) from error
 
 
 def _name(config: RunConfig) -> str:
-    return f"{config.dataset}-{as_file_name(config.model.name)}-{config.train.mode}"
+    return _names(config)[0]
 
 
-def _number(path: Path, config: RunConfig) -> int | None:
+def _names(config: RunConfig) -> list[str]:
+    """That of its runs; of a user's own file then also that of runs of earlier versions, ``file-…``."""
+    data = [config.dataset]
+    if isinstance(config, TextConfig) and config.dataset == FILE and config.data.file is not None:
+        data.insert(0, stem_of(config.data.file))
+    return [f"{name}-{as_file_name(config.model.name)}-{config.train.mode}" for name in dict.fromkeys(data)]
+
+
+def _number(path: Path, name: str) -> int | None:
     """That of a run of this name; None for other folders.
 
     The thousandth has four digits, so that names do not sort as their numbers do.
     """
-    found = re.fullmatch(rf"{re.escape(_name(config))}-(\d{{3,}})", path.name, re.ASCII)
+    found = re.fullmatch(rf"{re.escape(name)}-(\d{{3,}})", path.name, re.ASCII)
     return None if found is None else int(found[1])
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from pipeal.config import TextConfig
+from pipeal.config.text import TextDataConfig
 from pipeal.core.errors import ConfigError, DataError, Interrupted
 from pipeal.core.lock import FileLock
 from pipeal.reporting.attempts import Attempts
@@ -403,3 +404,17 @@ def test_a_run_that_ends_as_it_begins_has_told_its_choices(tmp_path: Path) -> No
     with pytest.raises(OSError, match="no space left"):
         _begin(run, [], ["AL on cpu: 4 layers"])
     assert (tmp_path / "placement.txt").read_text() == "AL on cpu: 4 layers\n"
+
+
+def test_a_run_of_a_file_has_its_name_and_one_of_an_earlier_version_is_found(tmp_path: Path) -> None:
+    """Symptom: pages named ``runs/reviews-…``, but runs of all files were called ``file-…``."""
+    data = TextDataConfig(file="my/Old reviews.csv.gz")
+    config = TextConfig(dataset="file", data=data, out=str(tmp_path))
+    path = unfinished(config)
+    assert path.name == "Old_reviews-transformer-al-001"
+    for name in (path.name, "file-transformer-al-007"):
+        path = path.rename(tmp_path / name)
+        found = find_run(config, "auto")
+        assert found is not None
+        assert found.path == path
+        found.release()

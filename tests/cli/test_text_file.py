@@ -45,7 +45,7 @@ def test_a_file_is_trained_on_tested_on_a_share_and_taken_up_again(
     code, _, err = leaves(capsys, str(news), "transformer", *SMALL, "--epochs=4", f"--out={out}")
     assert code == 0, err
     assert "2 classes (money, sport); tested on 0.2 of it, drawn by seed 0" in err
-    folder = out / "file-transformer-al-001"
+    folder = out / "news-transformer-al-001"
     summary = json.loads((folder / "summary.json").read_text())
     assert json.loads((folder / "classes.json").read_text()) == {"classes": ["money", "sport"]}
     assert (summary["data"]["train_samples"], summary["data"]["held_out_samples"]) == (152, 8)
@@ -77,7 +77,7 @@ def test_it_may_be_tested_on_another_file_and_named_in_a_configuration(
     arguments = (str(news), "LSTM", *SMALL, f"--test-file={test}", "--epochs=1", f"--out={out}")
     code, _, err = leaves(capsys, *(one for one in arguments if "n_heads" not in one))
     assert code == 0, err
-    folder = out / "file-lstm-bp-001"
+    folder = out / "news-lstm-bp-001"
     found = json.loads((folder / "summary.json").read_text())["data"]
     assert (found["train_samples"], found["test_samples"], found["tested_on"]) == (190, 10, "a file of its own")
     config = load_config(TextConfig, folder / "config.yaml")
@@ -85,7 +85,7 @@ def test_it_may_be_tested_on_another_file_and_named_in_a_configuration(
     assert (config.data.columns.text, config.data.columns.label) == (("headline", "body"), "topic")
     code, _, err = leaves(capsys, "file", "lstm", f"--config={folder / 'config.yaml'}", "--resume=never")
     assert code == 0, err
-    assert (folder.parent / "file-lstm-bp-002" / "epochs.csv").is_file()
+    assert (folder.parent / "news-lstm-bp-002" / "epochs.csv").is_file()
 
 
 def test_texts_that_are_trained_on_are_told_where_they_are_tested_on(
