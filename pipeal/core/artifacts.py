@@ -57,7 +57,11 @@ CONFIG = Artifact(
     "run.experiment",
     ("run.experiment", "run.trained", "reporting.page.folder"),
 )
-PLACEMENT = Artifact("placement.txt", "the placements that devices: auto tried, with their times", "run.experiment")
+PLACEMENT = Artifact(
+    "placement.txt",
+    "devices, layers, threads, schedule and precision of each form, and what devices: auto tried, with times",
+    "run.experiment",
+)
 TRIALS = Artifact(
     "tune.json", "every setting that --tune tried, with its held-out result", "run.tuning", ("run.tuning",)
 )
