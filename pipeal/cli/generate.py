@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from pipeal.cli import entry
-from pipeal.core.errors import ConfigError, DataError
+from pipeal.core.errors import DataError
 
 
 @click.command(context_settings={"max_content_width": 110})
@@ -44,8 +44,7 @@ def command(
     alphabet = Alphabet("".join(trained.classes))
     prompt = first_prompt(alphabet) if prompt is None else with_plain_ends(prompt)
     numbers = alphabet.encode(prompt)
-    if exit_at is not None and exit_at > len(package):
-        raise ConfigError(f"--exit: found {exit_at}, but the model in {folder} has {len(package)}, counted from 1")
+    trained.check_exit(exit_at)
     model = package.to_bp(exit_at)
     written = generate_each(
         model, numbers, length=length, block=config.model.block, temperature=temperature, top_k=top_k, seed=seed

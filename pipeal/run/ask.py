@@ -8,7 +8,7 @@ from itertools import islice
 
 import torch
 
-from pipeal.core.errors import ConfigError, DataError
+from pipeal.core.errors import DataError
 from pipeal.run.trained import Trained
 
 AT_ONCE = 64
@@ -52,9 +52,7 @@ def answers(
         raise DataError(
             f"{trained.folder}: a run of {trained.config.model.name}, a language model; pipeal generate asks it"
         )
-    depth = len(trained.package)
-    if exit_at is not None and not 1 <= exit_at <= depth:
-        raise ConfigError(f"--exit: found {exit_at}, but the model in {trained.folder} has {depth}, counted from 1")
+    trained.check_exit(exit_at)
     rest = iter(given)
     while some := list(islice(rest, at_once)):
         with torch.no_grad():

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from pipeal.config import LanguageConfig, RunConfig, TextConfig, VisionConfig, load_config
 from pipeal.core.artifacts import ALPHABET, CHECKPOINTS, CLASSES, CONFIG, HF_FOLDER, IMAGES, VOCABULARY, Artifact
-from pipeal.core.errors import DataError, first_line
+from pipeal.core.errors import ConfigError, DataError, first_line
+from pipeal.core.methods import METHODS
 from pipeal.core.names import HF, source_of
 from pipeal.data import Alphabet, Augment, FolderTokenizer, TextSplit, Vocab, published_max_len
 from pipeal.data.images.decode import BrokenImageError, decode
@@ -77,6 +78,18 @@ class Trained:
             words: int = self.config.data.max_len or published_max_len(self.config.dataset)
             return words
         return None if isinstance(self.models, VisionModels) else int(self.config.model.block)
+
+    def check_exit(self, exit_at: int | None) -> None:
+        """Refuses an exit that the model does not have; None is all of it.
+
+        Raises:
+            ConfigError: There is none of that number, or the form has none.
+        """
+        depth = len(self.package)
+        if exit_at is not None and METHODS[self.config.train.mode].is_whole:
+            raise ConfigError(f"--exit: found {exit_at}, but the form in {self.folder} has no exits; leave it out")
+        if exit_at is not None and not 1 <= exit_at <= depth:
+            raise ConfigError(f"--exit: found {exit_at}, but the model in {self.folder} has {depth}, counted from 1")
 
     def inputs(self, rows: int, length: int | None) -> Tensor:
         """Inputs as the model takes them, always the same; of texts all but the first are padded.

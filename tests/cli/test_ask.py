@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from PIL import Image
 
 from pipeal.cli import text
 from pipeal.cli.ask import command
-from pipeal.core.errors import DataError
+from pipeal.core.errors import ConfigError, DataError
 from pipeal.data import Vocab, clean, load_images
 from pipeal.run.ask import answers
 from pipeal.run.trained import load_trained
@@ -67,6 +68,9 @@ def test_texts_are_answered_as_the_run_would(
     assert json.loads(asks(capsys, str(run), GOOD, "--exit=1", "--json")[1])["probability"] == pytest.approx(
         first.probabilities[first.label], abs=1e-5
     )
+    config = replace(found.config, train=replace(found.config.train, mode="bp"))
+    with pytest.raises(ConfigError, match=r"--exit: found 1, but the form in .* has no exits; leave it out"):
+        next(answers(replace(found, config=config), [GOOD], 1))
     (run / "classes.json").unlink()  # as runs of earlier versions
     assert asks(capsys, str(run), GOOD)[1].split("\t")[0] in ("0", "1")
 

@@ -232,6 +232,7 @@ def test_a_trained_model_writes_from_every_exit(corpus: Path, capsys: pytest.Cap
     assert writes(capsys, str(folder / "bp"), *wish)[0] == 0
     for arguments, line in (
         ((folder / "al", "--exit=3"), "--exit: found 3, but the model in .* has 2"),
+        ((folder / "bp", "--exit=1"), "--exit: found 1, but the form in .* has no exits; leave it out"),
         ((folder / "al", "--prompt=ÄÖ"), "never seen, such as 'ÄÖ'"),
         ((folder / "al", "--prompt="), "the prompt is empty"),
         ((folder / "al", "--temperature=-1"), "temperature is -1"),
