@@ -45,6 +45,10 @@ class ScheduleError(PipealError, RuntimeError):
     """A layer or pipeline was used out of order, or a recorded run broke its schedule."""
 
 
+class CountingError(PipealError, RuntimeError):
+    """FLOPs cannot be counted; what a layer raised meanwhile is the cause (``__cause__``)."""
+
+
 class StallError(PipealError, RuntimeError):
     """No stage made progress for too long, or a disk does not answer; commands exit with 1.
 

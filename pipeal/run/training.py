@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeal.config import RunConfig
 from pipeal.core.artifacts import CHECKPOINTS, TENSORBOARD, artifacts
-from pipeal.core.errors import ConfigError, DataError, Interrupted, UntidyError, add_note, first_line
+from pipeal.core.errors import ConfigError, CountingError, DataError, Interrupted, UntidyError, add_note, first_line
 from pipeal.core.methods import METHODS
 from pipeal.core.outofmemory import is_out_of_memory
 from pipeal.reporting.progress import Progress
@@ -101,13 +101,13 @@ def _resumed(folder: RunFolder, form: Form, experiment: Experiment, store: Check
 
 
 def _costs(experiment: Experiment, form: Form) -> FormCosts | None:
-    """None where memory does not suffice for the models that are counted on: no run fails for a column."""
+    """None where they cannot be counted, or memory does not suffice to: no run fails for a column."""
     try:
         return form_costs(experiment, form.config)
     except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
+        if not (isinstance(error, CountingError) or is_out_of_memory(error)):
             raise
-        _log.warning(f"the costs of {form.label} are not counted: {first_line(error)}")
+        _log.warning(f"the costs of {form.label} are not counted: {first_line(error.__cause__ or error)}")
         return None
 
 

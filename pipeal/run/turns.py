@@ -13,7 +13,7 @@ from typing import Any
 from pipeal.config import RunConfig
 from pipeal.core.artifacts import EXITS, EXITS_PICTURE, TRACED
 from pipeal.core.by_size import BySize
-from pipeal.core.errors import Interrupted, NonFiniteError, add_note
+from pipeal.core.errors import CountingError, Interrupted, NonFiniteError, add_note, first_line
 from pipeal.core.methods import METHODS
 from pipeal.core.modules import layers_of
 from pipeal.core.protocols import TrainableLayer
@@ -254,8 +254,9 @@ class Turns:
     def _measure_exits(self, pipe: Pipeline) -> ExitTable | None:
         """Accuracy and cost of every exit and of the calibrated early exit, as ``exits.json`` and ``exits.png``.
 
-        None for a model with a single exit, where the configuration holds out no samples to calibrate on, and for a
-        language model: the early exit is for whole answers, and there each place of a text would leave elsewhere.
+        None for a model with a single exit, where the configuration holds out no samples to calibrate on or costs
+        cannot be counted, and for a language model: the early exit is for whole answers, and there each place of a text
+        would leave elsewhere.
         """
         experiment, config, stop = self.outcome.experiment, self.outcome.config, self.run.stop
         held_out = experiment.held_out()
@@ -267,7 +268,12 @@ class Turns:
         for batch in first_batches(experiment, config.train.seed):  # as padded as in the run's other costs
             inputs.add(few_rows(batch, experiment)[0], batch.x)
         tolerance = config.train.exit_tolerance
-        calibration = calibrate(pipe, Unless(stop, held_out), tolerance=tolerance, layers=layers, inputs=inputs)
+        try:
+            calibration = calibrate(pipe, Unless(stop, held_out), tolerance=tolerance, layers=layers, inputs=inputs)
+        except CountingError as error:
+            why = first_line(error.__cause__ or error)
+            _log.warning(f"exits are not measured, as their costs cannot be counted: {why}")
+            return None
         table = exit_table(pipe, Unless(stop, experiment.test_evaluation()), calibration)
         kept, drawn = EXITS.at(self.outcome.folder), EXITS_PICTURE.at(self.outcome.folder)
         title = f"{config.dataset} {config.model.name}: exits"

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from pipeal.core.by_size import BySize
-from pipeal.core.errors import DataError
+from pipeal.core.errors import CountingError, DataError, PipealError, first_line
 from pipeal.core.flops import counting
 from pipeal.core.modules import device_of, in_mode, layers_of, module_of
+from pipeal.core.outofmemory import is_out_of_memory
 from pipeal.core.protocols import DOWN, TURN, UP, Path, TrainableLayer
 from pipeal.core.tree import Tree, batch_size, move
 
@@ -61,6 +64,7 @@ def exit_costs(model: nn.Module | Iterable[TrainableLayer], sample: Tree) -> Exi
 
     Raises:
         DataError: The batch is empty.
+        CountingError: They cannot be counted.
     """
     if not batch_size(sample):
         raise DataError("the costs of exits cannot be counted on an empty batch; pass a batch of inputs")
@@ -92,7 +96,7 @@ def inference_flops(layer: TrainableLayer, x: Tree) -> tuple[Tree, dict[Path, in
     found = x = move(x, device_of(module))
     with in_mode([module], False), torch.no_grad():
         for path in (UP, TURN, DOWN):
-            with counting() as counter:
+            with _counting() as counter:
                 found = layer.inference(found, path)
             flops[path] = counter.get_total_flops()
             x = found if path == UP else x
@@ -111,6 +115,7 @@ def training_flops(model: nn.Module | Iterable[TrainableLayer], x: Tree, y: Tree
 
     Raises:
         DataError: The batch is empty.
+        CountingError: It cannot be counted.
     """
     size, flops = batch_size(x), 0
     if not size:
@@ -123,9 +128,21 @@ def training_flops(model: nn.Module | Iterable[TrainableLayer], x: Tree, y: Tree
 
 def learning_flops(layer: TrainableLayer, x: Tree, y: Tree) -> tuple[tuple[Tree, Tree], int]:
     """What a layer hands on of a batch, and the FLOPs of its forward and backward; its gradients are gone then."""
-    with in_mode([module_of(layer)], True), torch.enable_grad(), counting() as counter:
+    with in_mode([module_of(layer)], True), torch.enable_grad(), _counting() as counter:
         onward = layer(x, y)
         layer.backward()
     for weight in module_of(layer).parameters():
         weight.grad = None
     return onward, counter.get_total_flops()
+
+
+@contextmanager
+def _counting() -> Iterator[FlopCounterMode]:
+    """Layers that train may fail here, where each operator goes by way of the counter, on few rows."""
+    try:
+        with counting() as counter:
+            yield counter
+    except Exception as error:  # whatever a layer raises
+        if isinstance(error, PipealError) or is_out_of_memory(error):
+            raise
+        raise CountingError(f"FLOPs cannot be counted: {first_line(error)}") from error

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from pipeal.config import TextConfig
-from pipeal.core.errors import ConfigError, first_line
+from pipeal.core.errors import ConfigError, CountingError, first_line
 from pipeal.engine import Window
 from pipeal.reporting import batches as batches_module
 from pipeal.reporting.batches import Batches
@@ -21,6 +21,7 @@ from pipeal.run.find_run import find_run, new_run
 from pipeal.run.forms import Form
 from pipeal.run.opening import window_of
 from pipeal.run.training import _costs, _newest, require_same_length
+from pipeal.run.turns import Turns
 from pipeal.training.checkpoint.store import CheckpointStore
 from pipeal.training.position import Part, Position
 from pipeal.training.row import EpochRow
@@ -108,8 +109,16 @@ def test_a_run_in_its_second_turn_keeps_its_epochs(tmp_path: Path) -> None:
     goes_on(asked, path)
 
 
-@pytest.mark.parametrize("error", [MemoryError("no room"), torch.OutOfMemoryError("no room"), RuntimeError("a bug")])
-def test_memory_that_does_not_suffice_to_count_costs_fails_no_run(
+def not_countable() -> CountingError:
+    error = CountingError("FLOPs cannot be counted: KeyError: 'way'")
+    error.__cause__ = KeyError("way")
+    return error
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError("no room"), torch.OutOfMemoryError("no room"), not_countable(), RuntimeError("a bug")]
+)
+def test_costs_that_are_not_counted_fail_no_run(
     error: Exception, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
     """All epochs were behind it, and a column of its table failed it."""
@@ -120,7 +129,16 @@ def test_memory_that_does_not_suffice_to_count_costs_fails_no_run(
             _costs(Mock(), form)
         return
     assert _costs(Mock(), form) is None
-    assert said == [f"the costs of AL are not counted: {first_line(error)}"]
+    assert said == [f"the costs of AL are not counted: {first_line(error.__cause__ or error)}"]
+
+
+def test_exits_whose_costs_cannot_be_counted_fail_no_run(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
+    monkeypatch.setattr("pipeal.run.turns.calibrate", Mock(side_effect=not_countable()))
+    monkeypatch.setattr("pipeal.run.turns.first_batches", Mock(return_value=[]))
+    turns = Mock()
+    turns.outcome.config, turns.outcome.experiment.criterion = TextConfig(dataset="toynews"), None
+    assert Turns._measure_exits(turns, Mock()) is None
+    assert said[-1] == "exits are not measured, as their costs cannot be counted: KeyError: 'way'"
 
 
 def test_random_batches_are_made_once_to_compare_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

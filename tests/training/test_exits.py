@@ -19,6 +19,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from pipeal import AE, AL, BP, ENC, ALPackage, ConfigError, DataError, LabelAE, Pipeline
+from pipeal.core.errors import CountingError
 from pipeal.core.flops import counting
 from pipeal.core.protocols import DOWN, TURN, UP
 from pipeal.core.tree import batch_size
@@ -302,6 +303,36 @@ def test_costs_of_attention_and_of_recurrence_are_counted() -> None:
     reader = AL(ENC(lstm, nn.Linear(2 * hidden, CODE)), LabelAE(nn.Linear(4, CODE), nn.Linear(CODE, 4), 4))
     gates = 2 * 2 * 4 * hidden * ((FEATURES + hidden) + (2 * hidden + hidden))
     assert exit_costs([reader], torch.randn(rows, steps, FEATURES)).climb == (steps * gates,)
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_costs_of_a_map_of_a_weight_are_counted(view: bool) -> None:
+    """Symptom: a run of DeBERTa-v2 ended with an AssertionError when all its epochs were behind it. Cause: PyTorch's
+    tracker of modules, which asks what a module is given for gradients, that there are none of."""
+
+    class Relative(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(FEATURES, FEATURES, bias=False)
+            self.table = nn.Parameter(torch.randn(7, FEATURES))
+            self.map = nn.Linear(FEATURES, FEATURES, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + self.map(self.table[:4] if view else self.table).sum(0)
+
+    found = exit_costs([BP(Relative())], torch.randn(1, FEATURES)).climb
+    assert found == (2 * FEATURES * FEATURES * (1 + (4 if view else 7)),)
+
+
+def test_what_stops_counting_is_told_as_that() -> None:
+    """A run that is trained goes without these figures, as no forward failed before."""
+
+    class Odd(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            raise KeyError("way")
+
+    with pytest.raises(CountingError, match="FLOPs cannot be counted: KeyError: 'way'") as told:
+        exit_costs([BP(Odd(FEATURES, CLASSES))], torch.randn(1, FEATURES))
+    assert isinstance(told.value.__cause__, KeyError)
 
 
 def test_costs_of_samples_of_many_sizes_are_a_mean_over_them() -> None:
