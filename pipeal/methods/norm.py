@@ -1,4 +1,4 @@
-"""Batch norm for heads, whose features may be one value per channel in a batch of one sample."""
+"""Batch norm of features that may be one value per channel in a batch of one sample, as in heads."""
 
 from __future__ import annotations
 
@@ -20,3 +20,10 @@ class BatchNorm(nn.modules.batchnorm._BatchNorm):
 
     def _check_input_dim(self, _: Tensor) -> None:
         """The shapes of batch norm in one and in two dimensions."""
+
+
+def take_one_value(network: nn.Module) -> None:
+    """Makes each batch norm of PyTorch in a network a :class:`BatchNorm`; weights, statistics and names stay."""
+    for part in network.modules():
+        if type(part) in (nn.BatchNorm1d, nn.BatchNorm2d):
+            part.__class__ = BatchNorm

@@ -41,6 +41,7 @@ from pipeal.methods.cutting.cut import cut
 from pipeal.methods.cutting.probe import probing
 from pipeal.methods.cutting.shares import names_for
 from pipeal.methods.network import part_sizes
+from pipeal.methods.norm import take_one_value
 from pipeal.models.weights import fill_network
 
 USUAL_PARTS = 4
@@ -126,6 +127,8 @@ class Imported:
     def network(self) -> nn.Module:
         """It, with its weights: one module, from an input to logits ``(B, classes)``.
 
+        Its batch norms take a last batch of one sample, too, of which deep ones see one value per channel.
+
         Raises:
             ConfigError: There is no such network.
             DataError: Its weights cannot be read.
@@ -137,6 +140,7 @@ class Imported:
             network = model = _of_torchvision(self.name.partition(":")[2], self.classes, self.size)
         if self.weights is not None:
             fill_network(model, self.weights, self.classes)
+        take_one_value(network)
         return network.train()
 
     def sample(self) -> Tensor:

@@ -122,6 +122,19 @@ def test_other_methods_train_it_without_its_head(method: str, tmp_path: Path) ->
     assert not [name for name, _ in package.named_parameters() if "classifier.weight" in name]
 
 
+def test_a_last_batch_of_one_image_is_learnt_from(tmp_path: Path) -> None:
+    """Symptom: a run ended after its first epoch. Cause: PyTorch's batch norm refuses one value per channel, which
+    is what deep layers see of one image."""
+    config = transformers.ResNetConfig(embedding_size=4, hidden_sizes=[4, 6], depths=[1, 1], layer_type="basic")
+    config.save_pretrained(str(tmp_path))
+    layers = list(Imported(f"hf:{tmp_path}", CLASSES, size=8).layers("al", code=4))
+    x, y = torch.randn(1, 3, 8, 8), torch.tensor([1])
+    ALPackage(layers)(x, y)
+    assert all(loss.isfinite() for layer in layers for loss in layer.loss() or ())
+    saved = transformers.AutoModelForImageClassification.from_config(config).state_dict()
+    assert Imported(f"hf:{tmp_path}", 2, size=8).network().model.state_dict().keys() == saved.keys()
+
+
 def test_backpropagation_has_its_own_head_and_a_row_of_blocks(tmp_path: Path) -> None:
     TEXTS["bert"]().save_pretrained(tmp_path)
     package = learns(Imported(f"hf:{tmp_path}", CLASSES, pad_index=0), texts(), "bp")
