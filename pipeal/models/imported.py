@@ -294,6 +294,8 @@ def text_limits(name: str) -> TextLimits:
     with torch.device("meta"):
         model = _made(folder, "AutoModelForSequenceClassification", config)
     positions = getattr(config, "max_position_embeddings", None)
+    if positions is not None and positions < 1:
+        positions = None  # XLNet has -1: any number
     for part_name, part in model.named_modules():
         is_of_places = part_name.endswith("position_embeddings") and isinstance(part, nn.Embedding)
         if positions is not None and is_of_places and part.padding_idx is not None:

@@ -16,7 +16,7 @@ from pipeal import ALPackage, ConfigError, DataError, Pipeline
 from pipeal.core.names import TEXT
 from pipeal.methods.bp_parts import bp_parts
 from pipeal.models import TextDims, model_layers
-from pipeal.models.imported import Imported, head_of
+from pipeal.models.imported import Imported, head_of, text_limits
 
 transformers = pytest.importorskip("transformers")
 
@@ -103,6 +103,14 @@ def test_a_token_that_pads_is_a_word_where_others_follow(tmp_path: Path) -> None
         [1, 1, 1, 1, 0, 0],
         [1, 0, 0, 0, 0, 0],
     ]
+
+
+def test_a_text_of_a_model_without_positions_may_have_any_length(tmp_path: Path) -> None:
+    """Symptom: samples of no tokens. Cause: the most positions of XLNet are -1, which says that there is no most."""
+    config = transformers.XLNetConfig(vocab_size=VOCABULARY, d_model=8, n_layer=1, n_head=2, d_inner=8)
+    config.save_pretrained(str(tmp_path))
+    assert text_limits(f"hf:{tmp_path}").positions is None
+    assert Imported(f"hf:{tmp_path}", CLASSES, pad_index=5).sample().shape == (4, 8)
 
 
 @pytest.mark.slow
