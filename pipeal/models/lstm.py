@@ -68,12 +68,15 @@ def _missing_types() -> frozenset[torch.dtype]:
 def _mirror(mask: Tensor) -> Tensor:
     """Row numbers of the flat ``(B * T)`` batch that turn each text round and leave padding where it is.
 
-    >>> _mirror(torch.tensor([[True, True, True], [True, True, False]]))
-    tensor([2, 1, 0, 4, 3, 5])
+    A text is all up to its last word: what pads before it is turned round with the words.
+
+    >>> _mirror(torch.tensor([[True, True, True], [True, True, False], [False, True, False]]))
+    tensor([2, 1, 0, 4, 3, 5, 7, 6, 8])
     """
     batch, length = mask.shape
     position = torch.arange(length, device=mask.device)
-    reversed_position = torch.where(mask, mask.sum(1, keepdim=True) - 1 - position, position)
+    reach = (mask * (position + 1)).amax(1, keepdim=True)
+    reversed_position = torch.where(position < reach, reach - 1 - position, position)
     return (reversed_position + length * torch.arange(batch, device=mask.device).unsqueeze(1)).flatten()
 
 

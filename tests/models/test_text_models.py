@@ -77,6 +77,18 @@ def test_padding_never_changes_an_answer(name: str, mode: str, lengths: list[int
             torch.testing.assert_close(together_logits[row], package.infer(alone)[0], atol=1e-5, rtol=1e-5)
 
 
+@BOTH_MODES
+def test_padding_before_a_word_takes_nothing_from_other_texts(mode: str) -> None:
+    """Symptom: an answer of ``lstm`` that changed with the batch's other texts. Cause: each text was turned round as
+    if its words came first."""
+    package = small("lstm", mode).eval()
+    odd, (others, _) = torch.tensor([[5, 0, 6, 7]]), batch([4, 3])
+    with torch.no_grad():
+        alone = package.infer(odd)
+        torch.testing.assert_close(package.infer(torch.cat((others, odd)))[2:], alone, atol=1e-5, rtol=1e-5)
+        assert package.infer(torch.tensor([[0, 0, 6, 7]])).isfinite().all()
+
+
 @EVERY_MODEL
 @BOTH_MODES
 def test_padding_changes_no_gradient_either(name: str, mode: str) -> None:
