@@ -182,11 +182,11 @@ def cells(channels: int, height: int, width: int, most: int) -> tuple[int, int]:
     """Into how many rows and columns an image is divided: the sides of a cell double in turn, the upright one first,
     until the means of all cells are no more than ``most`` numbers.
 
-    >>> cells(128, 32, 32, 4096), cells(512, 4, 4, 4096), cells(512, 2, 2, 4096)
-    ((4, 8), (2, 4), (2, 2))
+    >>> cells(128, 32, 32, 4096), cells(512, 4, 4, 4096), cells(512, 2, 2, 4096), cells(64, 1, 4096, 4096)
+    ((4, 8), (2, 4), (2, 2), (1, 64))
     """
     rows, columns, tall, wide = height, width, 1, 1
-    while channels * rows * columns > most and tall < height:
+    while channels * rows * columns > most and rows * columns > 1:
         tall *= 2
         rows = -(-height // tall)
         if channels * rows * columns > most:
