@@ -44,10 +44,11 @@ class CausalAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``(B, T, D)`` to the same."""
         batch, length, _ = x.shape
-        q, k, v = self.qkv(x).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        inner = self.out.in_features
+        q, k, v = self.qkv(x).view(batch, length, 3, self.heads, inner // self.heads).permute(2, 0, 3, 1, 4)
         halved = q.dtype in (torch.bfloat16, torch.float16)
         attend = _attend_by_products if halved and q.device.type == "cpu" else _attend_fused
-        return self.out(attend(q, k, v).transpose(1, 2).reshape(batch, length, -1))
+        return self.out(attend(q, k, v).transpose(1, 2).reshape(batch, length, inner))
 
 
 def _attend_fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

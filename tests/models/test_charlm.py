@@ -99,6 +99,11 @@ def test_three_heads_of_32_features_lose_none() -> None:
     assert (attention.out.weight.grad.abs().sum(0) > 0).all(), "every feature of every head is heard"  # type: ignore[union-attr]
 
 
+@FORMS
+def test_a_batch_of_no_texts_has_no_answers(mode: str) -> None:
+    assert len(model(mode).eval().infer(batch()[0][:0])) == 0
+
+
 def test_a_text_longer_than_the_block_is_one_line() -> None:
     with pytest.raises(DataError, match="a text of 9 characters; the model has places for 8"):
         model().infer(torch.zeros(1, 9, dtype=torch.long))
