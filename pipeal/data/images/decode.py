@@ -31,6 +31,8 @@ _DAMAGED = (
 def decode(content: bytes, size: int) -> Pixels:
     """Decodes a JPEG or PNG file, whole, and brings it to ``(size, size, 3)``; see :func:`square`.
 
+    An EXIF orientation is not followed: the pixels are taken as they are stored.
+
     Raises:
         BrokenImageError: Not an image, a truncated one, or one of more than :data:`MAX_PIXELS`.
     """
