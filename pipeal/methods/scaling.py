@@ -76,11 +76,16 @@ class LossScaler(nn.Module):
             if there is not broken:
                 broken = torch.maximum(broken, there.to(broken.device))
         for optimizer in optimizers:
+            begun = _without_momentum(optimizer)
             optimizer.found_inf = broken  # type: ignore[attr-defined]  # as GradScaler tells them
             try:
                 optimizer.step()
             finally:
                 del optimizer.found_inf  # type: ignore[attr-defined]
+            for state in (optimizer.state[parameter] for parameter in begun):
+                # Made by empty_like: where the kernel left the update out, it holds what the memory held before.
+                if (buffer := state.get("momentum_buffer")) is not None:
+                    buffer.masked_fill_(broken.to(buffer.device).bool(), 0.0)
         torch._amp_update_scale_(self.scale, self.good, broken, GROWTH, BACKOFF, INTERVAL)
         self.scale.masked_fill_(self.scale < FLOOR, torch.nan)
         self.left_out += broken
@@ -98,6 +103,17 @@ def _leaves_out(optimizer: torch.optim.Optimizer) -> bool:
     """Whether it can skip an update on the device. A copy of a fused optimizer can, but no longer says so."""
     fused = all(group.get("fused") for group in optimizer.param_groups)
     return fused or getattr(optimizer, "_step_supports_amp_scaling", False)
+
+
+def _without_momentum(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """The parameters for which the next step of an SGD makes a buffer; other fused optimizers begin with zeros."""
+    return [
+        parameter
+        for group in optimizer.param_groups
+        if group.get("momentum")
+        for parameter in group["params"]
+        if parameter.grad is not None and optimizer.state.get(parameter, {}).get("momentum_buffer") is None
+    ]
 
 
 def _by_kind(optimizers: Iterable[torch.optim.Optimizer]) -> Iterable[list[Tensor]]:

@@ -98,6 +98,29 @@ def test_an_update_that_overflowed_is_left_out_whole_and_halves_the_factor(build
     assert all(parameter.grad is None for parameter in layer.parameters())
 
 
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize("options", [{}, {"nesterov": True}, {"maximize": True}, {"dampening": 0.5}])
+def test_momentum_begins_at_zero_where_the_first_update_overflowed(
+    options: Any, weight_decay: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Symptom: weights of 1e9 after an overflow at the first update. Cause: PyTorch's fused SGD makes its buffers of
+    memory as it is, and the kernel that would fill them is left out."""
+    made = torch.empty_like
+    monkeypatch.setattr(torch, "empty_like", lambda *args, **named: made(*args, **named).fill_(7.0))
+    kept, fresh = (bp(partial(SGD, weight_decay=weight_decay, **options)) for _ in range(2))
+    for one in (kept, fresh):
+        one.scale_losses()
+    kept(X, Y)
+    kept.backward()
+    next(kept.parameters()).grad[0] = torch.inf  # type: ignore[index]
+    kept.update()
+    assert all(not state["momentum_buffer"].any() for state in kept.opt.state.values())
+    if "dampening" not in options:  # which PyTorch leaves out in the very first update alone
+        for one in (kept, fresh) * 2:
+            step(one)
+        assert all(map(torch.equal, kept.parameters(), fresh.parameters()))
+
+
 @pytest.mark.parametrize("place", ["a row that is looked up", "elsewhere"])
 @pytest.mark.parametrize("first", [True, False])
 def test_an_update_that_overflowed_leaves_the_rows_of_a_table_and_their_moments(place: str, first: bool) -> None:
