@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import random
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -350,3 +352,48 @@ def test_a_buffer_that_is_not_saved_stays_so() -> None:
     for modules in (parts, copy.deepcopy(parts)):
         assert not any(name == "ramp" for part in modules for name in part.state_dict())
         assert "ramp" in dict(modules[0].named_buffers())
+
+
+class Meanwhile(Net):
+    """Has something else happen in its forward, as another thread may at any time."""
+
+    def __init__(self, happens: Callable[[], object]) -> None:
+        super().__init__()
+        self.happens = happens
+
+    def forward(self, x: Tensor) -> Tensor:
+        between = self.b(self.a(x))
+        self.happens()
+        return self.c(between)
+
+
+def test_other_threads_train_while_a_network_is_cut() -> None:
+    """Symptom: "module is not installed as a submodule" in the stages of a pipeline that was training. Cause: what
+    torch.fx puts into ``nn.Module`` to follow one network, every thread meets."""
+    x = torch.rand(2, 4)
+    other, found = Remembers(), list[Tensor]()
+    wanted = other(x[None])
+    with ThreadPoolExecutor(1) as pool:
+        network = Meanwhile(lambda: found.append(pool.submit(other, x[None]).result(10)))
+        parts = [part.module for part in cut(network, ["b", "c"], x)]
+    assert len(found) > 1
+    assert all(torch.equal(one, wanted) for one in found)
+    torch.testing.assert_close(nn.Sequential(*parts)(x), network.c(network.b(network.a(x))))
+
+
+def test_one_network_is_cut_after_the_other() -> None:
+    """Each trace puts back what it found in ``nn.Module``: of two that overlapped, one stayed there for good."""
+    x, before = torch.rand(2, 4), (nn.Module.__call__, nn.Module.__getattr__)
+    entered, waited, done = threading.Event(), list[bool](), list[Future[object]]()
+    second = Meanwhile(entered.set)
+    with ThreadPoolExecutor(1) as pool:
+
+        def start() -> None:
+            if not done:
+                done.append(pool.submit(cut, second, ["b", "c"], x))
+                waited.append(not entered.wait(0.1))
+
+        cut(Meanwhile(start), ["b", "c"], x)
+    assert done[0].result(0)
+    assert waited == [True]
+    assert (nn.Module.__call__, nn.Module.__getattr__) == before

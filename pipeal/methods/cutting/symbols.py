@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import sys
+import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from operator import attrgetter
 from types import TracebackType
 from typing import Any
@@ -34,6 +36,8 @@ NO_GRAD = "no_grad"
 
 _MAKERS = ("empty", "eye", "full", "ones", "rand", "randn", "zeros")
 """Functions of torch that make tensors, of sizes that may be symbols, which they do not take."""
+
+_LOCK = threading.RLock()
 
 Place = tuple[dict[str, Any], str]
 """Where a function is called from: the globals of a module of Python, and its name there."""
@@ -60,7 +64,7 @@ def trace(
     while True:
         tracer = _Tracer(around, sample, known)
         try:
-            with _standing_for(whole, tracer):
+            with _alone(), _standing_for(whole, tracer):
                 return tracer.trace(root), tracer.values
         except Exception as error:
             place = _outermost_function(error.__traceback__)
@@ -80,17 +84,21 @@ class _Tracer(fx.Tracer):
         self._known = known
         self._has_grad, self._autocast = torch.is_grad_enabled(), _autocast()
         self._computing = False  # real tensors, in submodules that fx has put its own __call__ into
+        self._thread = threading.get_ident()  # as modules of other threads find it, which may be training meanwhile
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:  # noqa: ARG002
         return bool(module_qualified_name) and module_qualified_name not in self._around
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if threading.get_ident() != self._thread:
+            return forward(*args, **kwargs)
         # One that the forward makes for itself, such as nn.ReLU()(x), is a step of it, and no submodule with a name.
         is_step = m not in self.submodule_paths and not any(True for _ in m.parameters())  # type: ignore[operator]
         return forward(*args, **kwargs) if self._computing or is_step else super().call_module(m, forward, args, kwargs)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
-        return attr_val if self._computing else super().getattr(attr, attr_val, parameter_proxy_cache)
+        real = self._computing or threading.get_ident() != self._thread
+        return attr_val if real else super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return _Symbol(node, self)
@@ -203,6 +211,17 @@ def _outermost_function(at: TracebackType | None) -> Place | None:
 def has_symbols(tree: Tree) -> bool:
     """Whether there is one in it."""
     return any(isinstance(leaf, fx.Proxy) for leaf in pytree.tree_leaves(tree))
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Within it no other thread traces: fx puts functions of its own into ``nn.Module``, and then back what it found.
+
+    ``torch.compile`` traces as well, within a lock of its own.
+    """
+    dynamo = sys.modules.get("torch._dynamo.convert_frame")
+    with _LOCK, getattr(dynamo, "compile_lock", nullcontext()):
+        yield
 
 
 @contextmanager
