@@ -383,6 +383,21 @@ def test_what_fails_in_the_second_computation_says_where() -> None:
     assert any("backward of stage 0, layer 0 (AL), batch 0" in note for note in notes_of(caught.value).splitlines())
 
 
+class Doubles(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.mul_(2))
+
+
+@pytest.mark.parametrize("first", [nn.ReLU(inplace=True), Doubles(WIDE, WIDE)])
+def test_a_block_that_changes_its_input_is_told(first: nn.Module) -> None:
+    """It was an error of PyTorch's backward, which names an operator: what is computed again began with what the block
+    had made of its input."""
+    row = nn.Sequential(block(), nn.Sequential(first, nn.Linear(WIDE, WIDE)))
+    match = rf"the block Sequential\({type(first).__name__}, Linear\) changes its own in place; take inplace=True from"
+    with pytest.raises(ConfigError, match=match), Pipeline([in_bp(row)], threads=1, recompute="blocks") as pipe:
+        pipe.submit(torch.randn(3, WIDE), torch.randn(3, WIDE))
+
+
 def test_draws_are_replayed_from_where_they_were() -> None:
     cpu = torch.device("cpu")
     with keyed(1, 2, 3):

@@ -9,7 +9,7 @@ the backward (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016
 The bits are those of a layer that keeps everything: what a block drew it draws again, from the key and the generators
 as they were (:class:`pipeal.core.rng.replayed`), and it meets the buffers that it met, such as the statistics of batch
 norm, which are not brought up to date twice. What a block keeps in Python by itself, such as a counter, it changes
-twice; and a block may not change its input in place.
+twice. A block that changes its input in place is refused: it would be computed again from what it made of it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+
+# As in pipeal.core.tree: private by name, but what fx itself stands on.
+from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
+from pipeal.core.errors import ConfigError
 from pipeal.core.packet import Packet
 from pipeal.core.protocols import UP, TrainableLayer
 from pipeal.core.rng import replayed
@@ -94,10 +98,15 @@ def _draws_in_cudnn(module: nn.Module) -> bool:
 
 
 def kept_in_short(part: nn.Module, forward: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    """What a forward of a part gives, of which only what it was given is kept, where gradients are wanted."""
+    """What a forward of a part gives, of which only what it was given is kept, where gradients are wanted.
+
+    Raises:
+        ConfigError: The forward has changed what it was given.
+    """
     if not torch.is_grad_enabled() or any(map(is_lazy, (*part.parameters(), *part.buffers()))):  # given shapes by it
         return forward(*args, **named)
     met = _Met(part)
+    given = [(leaf, _version(leaf)) for leaf in pytree.tree_leaves((args, named)) if isinstance(leaf, Tensor)]
     out = checkpoint(
         partial(_to_the_end, forward, **named),  # some of the names are also those of checkpoint's own arguments
         *args,
@@ -105,6 +114,12 @@ def kept_in_short(part: nn.Module, forward: Callable[..., Any], *args: Any, **na
         preserve_rng_state=False,  # nothing is drawn but by the key
         context_fn=lambda: (nullcontext(), met),
     )
+    if any(_version(tensor) != version for tensor, version in given):
+        within = ", ".join(type(child).__name__ for child in part.children())
+        raise ConfigError(
+            f"recompute='blocks' keeps the input of each block, and the block {type(part).__name__}({within}) changes "
+            "its own in place; take inplace=True from what it begins with, or use recompute='none'"
+        )
     met.keep_what_changed()
     return out
 
