@@ -21,6 +21,7 @@ def counting() -> Iterator[FlopCounterMode]:
     """Counts the FLOPs of products, convolutions, attention and recurrences on this thread, each product as two.
 
     Attention goes by plain products, which every version of PyTorch counts, and not by fused operators.
+    That choice is the process's: attention of other threads rounds as plain products do meanwhile, in a training, too.
     """
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
