@@ -9,7 +9,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from typing import Protocol
 
 import torch
@@ -239,6 +239,10 @@ def measure(subject: Subject, way: str, samples: int) -> Measured:
                 f"{way}: the process that measured it was ended by the system, most likely because memory ran out; "
                 "leave out --measure, or lower --batch"
             ) from error
+        except BaseException:
+            for process in active_children():
+                process.terminate()  # or leaving the executor waits until it has measured
+            raise
 
 
 def _measured(subject: Subject, way: str, samples: int) -> Measured:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import signal
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 from pipeal.cli import memory
-from pipeal.planning.pure.memory import WAYS, BlockMemory, Model, Parts
-from pipeal.run.memory_rows import Measured
+from pipeal.core.errors import Interrupted
+from pipeal.core.options import DEFAULTS
+from pipeal.core.protocols import TrainableLayer
+from pipeal.planning.pure.memory import WAYS, BlockMemory, Form, Model, Parts
+from pipeal.run.memory_rows import Measured, measure
 from tests.cli.running import run_command, told_one_line
 
 MIB = 2**20
@@ -123,3 +130,32 @@ def test_a_model_of_one_layer_cannot_be_deepened(
     arguments = ["--layers", "2", "--out", str(tmp_path / "memory")]
     told_one_line("--layers: 2 of a model of 1", *run_command(memory.command, capsys, *arguments))
     assert not (tmp_path / "memory").exists()
+
+
+class Endless:
+    """A subject whose process waits for ever."""
+
+    device = "cpu"
+    options = DEFAULTS
+
+    def layers(self, form: Form) -> Sequence[TrainableLayer]:
+        raise NotImplementedError(form)
+
+    def batch(self) -> tuple[Tensor, Tensor]:
+        threading.Event().wait()
+        raise AssertionError
+
+
+def test_what_ends_the_command_ends_the_process_that_measures() -> None:
+    """Symptom: after its one line, a command that a signal or a dead loader worker ended waited for the measurement."""
+
+    def end(*_: object) -> None:
+        raise Interrupted("", 143)
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    try:
+        with pytest.raises(Interrupted):
+            measure(Endless(), "BP", 2)
+    finally:
+        signal.signal(signal.SIGALRM, before)
