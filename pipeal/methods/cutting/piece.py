@@ -42,12 +42,22 @@ class Piece(fx.GraphModule):
 
     def __init__(self, root: nn.Module | Mapping[str, Any], graph: fx.Graph, class_name: str = "Piece") -> None:
         super().__init__(root, graph, class_name)  # type: ignore[arg-type]
+        if isinstance(root, nn.Module):
+            _keep_unsaved(root, self)
         # fx makes a class for each instance; so what that class says of random numbers is said of this graph.
         type(self).draws_from_default = any(map(may_draw_between, graph.nodes))  # type: ignore[attr-defined]
 
     def _deepcopy_init(self) -> Any:
         """What fx calls on the copy in the place of ``__init__``."""
         return Piece.__init__
+
+
+def _keep_unsaved(root: nn.Module, piece: nn.Module) -> None:
+    """Has buffers that are not persistent stay so, which fx of PyTorch 2.6 forgets where it copies them."""
+    made = dict(piece.named_modules())
+    for name, module in root.named_modules():
+        if (copy := made.get(name)) is not None and copy is not module:
+            copy._non_persistent_buffers_set |= module._non_persistent_buffers_set & copy._buffers.keys()
 
 
 class TrainingFlag(nn.Module):

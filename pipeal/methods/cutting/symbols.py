@@ -34,7 +34,7 @@ HELD = "held_"
 NO_GRAD = "no_grad"
 """What the ``meta`` of a node has where the forward has turned gradients off."""
 
-_MAKERS = ("empty", "eye", "full", "ones", "rand", "randn", "zeros")
+_MAKERS = ("arange", "empty", "eye", "full", "ones", "rand", "randn", "zeros")
 """Functions of torch that make tensors, of sizes that may be symbols, which they do not take."""
 
 _LOCK = threading.RLock()
