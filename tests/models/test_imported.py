@@ -106,7 +106,7 @@ def test_a_token_that_pads_is_a_word_where_others_follow(tmp_path: Path) -> None
 
 
 def test_a_text_of_a_model_without_positions_may_have_any_length(tmp_path: Path) -> None:
-    """Symptom: a sample of a negative length. Cause: the most positions of XLNet are -1, which says that there is no most."""
+    """Symptom: a sample of a negative length. Cause: XLNet's most positions are -1: there is no most."""
     config = transformers.XLNetConfig(vocab_size=VOCABULARY, d_model=8, n_layer=1, n_head=2, d_inner=8)
     config.save_pretrained(str(tmp_path))
     assert text_limits(f"hf:{tmp_path}").positions is None
