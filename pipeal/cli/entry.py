@@ -44,7 +44,7 @@ _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
 _NO_THREAD = "can't start new thread"
 """What Python says, without a number, where no further thread may be started."""
 
-_ADVICE = "this machine has no more of them; lower data.workers, or raise its limit"
+_ADVICE = "this machine has no more of them; lower data.workers or engine.threads, or raise its limit"
 """What to do about either."""
 
 _NO_PRIMITIVE = "could not create a primitive"
@@ -143,7 +143,7 @@ def _run(command: click.Command, arguments: list[str] | None) -> NoReturn:
         if _NO_THREAD in str(error):  # a worker process says so within its stack
             _leave(f"{_NO_THREAD}: {_ADVICE}", 1)
         if str(error) == _NO_PRIMITIVE:
-            _leave(f"oneDNN {error}, as where memory runs out; lower the sizes of batches or of the model", 1)
+            _leave(f"oneDNN {error}, as it does where memory runs out; lower the sizes of batches or of the model", 1)
         if not is_out_of_memory(error):
             raise
         asked = bytes_asked(error)

@@ -51,8 +51,7 @@ def replacing(path: Path, *, sweeps: bool = True) -> Iterator[Path]:
             raise DataError(f"cannot write {path}: it is {what}; choose another name")
         path.parent.mkdir(parents=True, exist_ok=True)
         yield aside
-        with aside.open("rb+") as written:
-            os.fsync(written.fileno())
+        sync_file(aside)
         os.replace(aside, path)
         sync_folder(path.parent)
         if sweeps:
@@ -62,8 +61,7 @@ def replacing(path: Path, *, sweeps: bool = True) -> Iterator[Path]:
         raise DataError(f"cannot write {path}: {error.strerror or error}; {room}choose another folder") from error
     finally:
         # After the rename there is nothing left to remove; an unusable folder has nothing either.
-        with suppress(OSError):
-            aside.unlink()
+        _remove(aside)
 
 
 @contextmanager
@@ -85,8 +83,7 @@ def replacing_folder(path: Path) -> Iterator[Path]:
         yield aside
         for written in aside.rglob("*"):
             if written.is_file():
-                with written.open("rb+") as file:
-                    os.fsync(file.fileno())
+                sync_file(written)
         if os.path.lexists(path):
             path.rename(before)
         try:
@@ -111,25 +108,28 @@ def write_whole(path: str | Path, text: str) -> None:
         aside.write_text(text, encoding="utf-8")
 
 
-def abandoned(folder: Path, beginning: str = "", kind: str = "aside") -> Iterator[Path]:
+def abandoned(
+    folder: Path, beginning: str = "", kind: str = "aside", *, older_than_s: float = _ABANDONED_S
+) -> Iterator[Path]:
     """What a kill left in the making in a folder: hidden files and folders that nothing has changed for 10 minutes.
 
     Args:
         folder: Where they are.
         beginning: What the names that they should have taken begin with.
         kind: How their own names end.
+        older_than_s: For how long nothing has changed them; 0 where no other process writes there.
     """
     for left in folder.glob(f".{escape(beginning[:_CUT])}*.{kind}"):
         with suppress(OSError):  # another process has just removed it
             changed = max(one.lstat().st_mtime for one in (left, *left.rglob("*")))
-            if time() - changed > _ABANDONED_S:
+            if time() - changed >= older_than_s:
                 yield left
 
 
-def sweep(folder: Path, beginning: str = "", kind: str = "aside") -> None:
+def sweep(folder: Path, beginning: str = "", kind: str = "aside", *, older_than_s: float = _ABANDONED_S) -> None:
     """Removes what is :func:`abandoned`, as far as the system lets it."""
     with suppress(OSError):
-        for left in abandoned(folder, beginning, kind):
+        for left in abandoned(folder, beginning, kind, older_than_s=older_than_s):
             _remove(left)
 
 
@@ -143,6 +143,16 @@ def make_folder(path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
     for one in missing:
         sync_folder(one.parent)
+
+
+def sync_file(path: Path) -> None:
+    """Waits until what is in a file is on the disk.
+
+    Raises:
+        OSError: The system could not.
+    """
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
 
 
 def sync_folder(path: Path) -> None:

@@ -21,7 +21,8 @@ def counting() -> Iterator[FlopCounterMode]:
     """Counts the FLOPs of products, convolutions, attention and recurrences on this thread, each product as two.
 
     Attention goes by plain products, which every version of PyTorch counts, and not by fused operators.
-    That choice is the process's: attention of other threads rounds as plain products do meanwhile, in a training, too.
+    Both switches are process-wide: meanwhile attention in other threads, a training's included, takes plain products,
+    too, and may round otherwise.
     """
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
@@ -35,7 +36,7 @@ def counting() -> Iterator[FlopCounterMode]:
 
 
 class _Untracked(ModuleTracker):
-    """Sums of modules are not asked for, and the hooks for them fail without gradients at what is given a weight."""
+    """No sums by module are asked for, and without gradients the tracker's hooks fail on a view of a weight."""
 
     def __enter__(self) -> _Untracked:
         return self

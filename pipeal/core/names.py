@@ -205,13 +205,12 @@ def as_file_name(model: str) -> str:
 def stem_of(file: str) -> str:
     """The name of a file of labelled texts, without its ending, as a part of that of a folder.
 
-    >>> stem_of("my/reviews.csv"), stem_of("old reviews.v2.JSONL.gz"), stem_of("/data/.csv")
+    >>> stem_of("my/reviews.csv"), stem_of("old reviews.v2.JSONL.gz"), stem_of("/data/评论.csv")
     ('reviews', 'old_reviews.v2', 'file')
     """
     name = os.path.basename(file)
-    ends = [end for end in _FILE_ENDS if name.lower().endswith(end)]
-    stem = name[: len(name) - max(map(len, ends), default=0)].lstrip(".-")  # hidden, or read as an option
-    return _fit(stem)[:_LONGEST] or FILE
+    end = next((end for end in _FILE_ENDS if name.lower().endswith(end)), "")
+    return _fit(name[: len(name) - len(end)]).lstrip(".-_")[:_LONGEST] or FILE  # hidden, or read as an option
 
 
 def contradicts(implied: Mode | None, mode: str | None) -> bool:

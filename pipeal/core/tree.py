@@ -39,6 +39,11 @@ def map_tensors(function: Callable[[Tensor], Tensor], tree: T) -> T:
     return pytree.tree_map(partial(_map_leaf, function), tree)
 
 
+def version(tensor: Tensor) -> int:
+    """How often it was written to; 0 of one made in inference mode, which does not count that."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 def tensors(tree: Tree) -> list[Tensor]:
     """All tensors of a tree, in order."""
     if isinstance(tree, Tensor):

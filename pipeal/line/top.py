@@ -101,7 +101,7 @@ class Top:
 
     def record_again(self) -> None:
         """Writes the rows so far, and no others; removes what an end by force left half-written before."""
-        sweep(self.folder)
+        sweep(self.folder, older_than_s=0.0)  # no other process writes here
         for recorder in self._recorders:
             recorder.rewrite(self.position.rows)
         self._tell("running")

@@ -22,8 +22,11 @@ class BatchNorm(nn.modules.batchnorm._BatchNorm):
         """The shapes of batch norm in one and in two dimensions."""
 
 
-def take_one_value(network: nn.Module) -> None:
-    """Makes each batch norm of PyTorch in a network a :class:`BatchNorm`; weights, statistics and names stay."""
+def replace_batch_norms(network: nn.Module) -> None:
+    """Makes each batch norm of PyTorch in a network one that takes a single value per channel (:class:`BatchNorm`).
+
+    Weights, statistics and names stay.
+    """
     for part in network.modules():
         if type(part) in (nn.BatchNorm1d, nn.BatchNorm2d):
             part.__class__ = BatchNorm

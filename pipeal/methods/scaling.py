@@ -82,9 +82,9 @@ class LossScaler(nn.Module):
                 optimizer.step()
             finally:
                 del optimizer.found_inf  # type: ignore[attr-defined]
-            for state in (optimizer.state[parameter] for parameter in begun):
+            for parameter in begun:
                 # Made by empty_like: where the kernel left the update out, it holds what the memory held before.
-                if (buffer := state.get("momentum_buffer")) is not None:
+                if (buffer := optimizer.state.get(parameter, {}).get("momentum_buffer")) is not None:
                     buffer.masked_fill_(broken.to(buffer.device).bool(), 0.0)
         torch._amp_update_scale_(self.scale, self.good, broken, GROWTH, BACKOFF, INTERVAL)
         self.scale.masked_fill_(self.scale < FLOOR, torch.nan)

@@ -41,7 +41,7 @@ from pipeal.methods.cutting.cut import cut
 from pipeal.methods.cutting.probe import probing
 from pipeal.methods.cutting.shares import names_for
 from pipeal.methods.network import part_sizes
-from pipeal.methods.norm import take_one_value
+from pipeal.methods.norm import replace_batch_norms
 from pipeal.models.weights import fill_network
 
 USUAL_PARTS = 4
@@ -140,7 +140,7 @@ class Imported:
             network = model = _of_torchvision(self.name.partition(":")[2], self.classes, self.size)
         if self.weights is not None:
             fill_network(model, self.weights, self.classes)
-        take_one_value(network)
+        replace_batch_norms(network)
         return network.train()
 
     def sample(self) -> Tensor:

@@ -75,7 +75,7 @@ def _mirror(mask: Tensor) -> Tensor:
     """
     batch, length = mask.shape
     position = torch.arange(length, device=mask.device)
-    reach = (mask * (position + 1)).amax(1, keepdim=True)
+    reach = mask.flip(1).cumsum(1).gt(0).sum(1, keepdim=True)  # up to the last word
     reversed_position = torch.where(position < reach, reach - 1 - position, position)
     return (reversed_position + length * torch.arange(batch, device=mask.device).unsqueeze(1)).flatten()
 

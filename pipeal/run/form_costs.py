@@ -42,8 +42,8 @@ class FormCosts:
     FLOPs. Padding has: texts cost what their padded length costs, counted at some lengths of the first batches. Nor are
     packets between stages, batches, what a kernel needs for a moment and what an allocator keeps among the bytes.
     Gradients and activations are those of all stages, which work side by side: of each those of its largest layer, or
-    of all, as the order of its layers is. Gradients that wait are those of all layers: for further batches
-    (``train.accumulate``), or for those of replicas.
+    of all, as the order of its layers is. Where gradients wait, for further batches
+    (``train.accumulate``) or for those of other replicas, all layers' are there.
 
     Attributes:
         training_flops: Per sample, forward and backward of all losses.

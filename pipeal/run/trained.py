@@ -85,10 +85,12 @@ class Trained:
         Raises:
             ConfigError: There is none of that number, or the form has none.
         """
+        if exit_at is None:
+            return
         depth = len(self.package)
-        if exit_at is not None and METHODS[self.config.train.mode].is_whole:
+        if not METHODS[self.config.train.mode].has_exits:
             raise ConfigError(f"--exit: found {exit_at}, but the form in {self.folder} has no exits; leave it out")
-        if exit_at is not None and not 1 <= exit_at <= depth:
+        if not 1 <= exit_at <= depth:
             raise ConfigError(f"--exit: found {exit_at}, but the model in {self.folder} has {depth}, counted from 1")
 
     def inputs(self, rows: int, length: int | None) -> Tensor:

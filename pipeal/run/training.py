@@ -101,13 +101,13 @@ def _resumed(folder: RunFolder, form: Form, experiment: Experiment, store: Check
 
 
 def _costs(experiment: Experiment, form: Form) -> FormCosts | None:
-    """None where they cannot be counted, or memory does not suffice to: no run fails for a column."""
+    """None where they cannot be counted, also for want of memory: no run fails for a column."""
     try:
         return form_costs(experiment, form.config)
     except (MemoryError, RuntimeError) as error:
         if not (isinstance(error, CountingError) or is_out_of_memory(error)):
             raise
-        _log.warning(f"the costs of {form.label} are not counted: {first_line(error.__cause__ or error)}")
+        _log.warning(f"the costs of {form.label} are not counted: {first_line(error)}")
         return None
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from pipeal.config import RunConfig
 from pipeal.core.artifacts import EXITS, EXITS_PICTURE, TRACED
 from pipeal.core.by_size import BySize
-from pipeal.core.errors import CountingError, Interrupted, NonFiniteError, add_note, first_line
+from pipeal.core.errors import CountingError, Interrupted, NonFiniteError, add_note
 from pipeal.core.methods import METHODS
 from pipeal.core.modules import layers_of
 from pipeal.core.protocols import TrainableLayer
@@ -271,8 +271,7 @@ class Turns:
         try:
             calibration = calibrate(pipe, Unless(stop, held_out), tolerance=tolerance, layers=layers, inputs=inputs)
         except CountingError as error:
-            why = first_line(error.__cause__ or error)
-            _log.warning(f"exits are not measured, as their costs cannot be counted: {why}")
+            _log.warning(f"exits are not measured: {error}")
             return None
         table = exit_table(pipe, Unless(stop, experiment.test_evaluation()), calibration)
         kept, drawn = EXITS.at(self.outcome.folder), EXITS_PICTURE.at(self.outcome.folder)

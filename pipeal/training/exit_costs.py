@@ -138,7 +138,10 @@ def learning_flops(layer: TrainableLayer, x: Tree, y: Tree) -> tuple[tuple[Tree,
 
 @contextmanager
 def _counting() -> Iterator[FlopCounterMode]:
-    """Layers that train may fail here, where each operator goes by way of the counter, on few rows."""
+    """What stops a layer here need not have stopped its training: each operator goes through the counter, on few rows.
+
+    An error that pipeal raises on purpose, and one of memory, stay as they are.
+    """
     try:
         with counting() as counter:
             yield counter

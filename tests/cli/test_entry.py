@@ -42,7 +42,7 @@ from tests.cli.running import run_command
         (OSError(errno.EISDIR, os.strerror(errno.EISDIR), "a/epochs.jsonl"), "a/epochs.jsonl: Is a directory; move it"),
         (
             RuntimeError("could not create a primitive"),
-            "oneDNN could not .*, as where memory runs out; lower the sizes",
+            "oneDNN could not .*, as it does where memory runs out; lower the sizes",
         ),
         (MemoryError("72.8 TiB"), r"out of memory \(72.8 TiB\)"),
         (

@@ -393,7 +393,9 @@ def test_a_block_that_changes_its_input_is_told(first: nn.Module) -> None:
     """It was an error of PyTorch's backward, which names an operator: what is computed again began with what the block
     had made of its input."""
     row = nn.Sequential(block(), nn.Sequential(first, nn.Linear(WIDE, WIDE)))
-    match = rf"the block Sequential\({type(first).__name__}, Linear\) changes its own in place; take inplace=True from"
+    match = (
+        rf"the block Sequential\({type(first).__name__}, Linear\) changed its own in place; use operators that do not"
+    )
     with pytest.raises(ConfigError, match=match), Pipeline([in_bp(row)], threads=1, recompute="blocks") as pipe:
         pipe.submit(torch.randn(3, WIDE), torch.randn(3, WIDE))
 

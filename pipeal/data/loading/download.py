@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
-from pipeal.core.atomic import sync_folder
+from pipeal.core.atomic import sync_file, sync_folder
 from pipeal.core.errors import DataError
 from pipeal.core.lock import in_turn
 
@@ -90,8 +90,7 @@ def _download(
             if md5 and found != md5.lower():
                 part.unlink()
                 raise DataError(f"{url}: md5 {found}, wanted md5 {md5}; the bad file is removed, try again")
-        with part.open("rb+") as fetched:
-            os.fsync(fetched.fileno())
+        sync_file(part)
         os.replace(part, destination)
         sync_folder(destination.parent)
     except OSError as error:

@@ -18,7 +18,7 @@ from pipeal.core.errors import LayerError, ScheduleError
 from pipeal.core.modules import module_of
 from pipeal.core.packet import Packet
 from pipeal.core.protocols import TrainableLayer
-from pipeal.core.tree import Tree, copied, detach_alone, map_tensors, tensors
+from pipeal.core.tree import Tree, copied, detach_alone, map_tensors, tensors, version
 from pipeal.engine.schedule import Action
 
 
@@ -191,5 +191,4 @@ def _called(found: object) -> str:
 
 
 def _versions(tree: Tree) -> list[int]:
-    """How often each tensor was written to; tensors made in inference mode do not count."""
-    return [0 if tensor.is_inference() else tensor._version for tensor in tensors(tree)]
+    return [version(tensor) for tensor in tensors(tree)]

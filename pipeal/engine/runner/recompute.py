@@ -32,7 +32,7 @@ from pipeal.core.errors import ConfigError
 from pipeal.core.packet import Packet
 from pipeal.core.protocols import UP, TrainableLayer
 from pipeal.core.rng import replayed
-from pipeal.core.tree import Tree
+from pipeal.core.tree import Tree, version
 from pipeal.engine.devices import Device
 from pipeal.engine.runner.layer import Passed, Runner
 
@@ -106,7 +106,7 @@ def kept_in_short(part: nn.Module, forward: Callable[..., Any], *args: Any, **na
     if not torch.is_grad_enabled() or any(map(is_lazy, (*part.parameters(), *part.buffers()))):  # given shapes by it
         return forward(*args, **named)
     met = _Met(part)
-    given = [(leaf, _version(leaf)) for leaf in pytree.tree_leaves((args, named)) if isinstance(leaf, Tensor)]
+    given = [(leaf, version(leaf)) for leaf in pytree.tree_leaves((args, named)) if isinstance(leaf, Tensor)]
     out = checkpoint(
         partial(_to_the_end, forward, **named),  # some of the names are also those of checkpoint's own arguments
         *args,
@@ -114,11 +114,11 @@ def kept_in_short(part: nn.Module, forward: Callable[..., Any], *args: Any, **na
         preserve_rng_state=False,  # nothing is drawn but by the key
         context_fn=lambda: (nullcontext(), met),
     )
-    if any(_version(tensor) != version for tensor, version in given):
+    if any(version(tensor) != before for tensor, before in given):
         within = ", ".join(type(child).__name__ for child in part.children())
         raise ConfigError(
-            f"recompute='blocks' keeps the input of each block, and the block {type(part).__name__}({within}) changes "
-            "its own in place; take inplace=True from what it begins with, or use recompute='none'"
+            f"recompute='blocks' keeps the input of each block, and the block {type(part).__name__}({within}) changed "
+            "its own in place; use operators that do not (such as inplace=False) on what a block receives"
         )
     met.keep_what_changed()
     return out
@@ -159,7 +159,7 @@ class _Met:
             if weight is not None
         ]
         self._buffers = [
-            _Buffer(owner._buffers, name, buffer, buffer.clone(), _version(buffer))
+            _Buffer(owner._buffers, name, buffer, buffer.clone(), version(buffer))
             for owner in part.modules()
             for name, buffer in owner._buffers.items()
             if buffer is not None
@@ -183,7 +183,7 @@ class _Met:
             if buffer.tensor.device.type == "cpu":
                 same = torch.equal(buffer.tensor, buffer.copy) if buffer.copy is not None else True
             else:
-                same = not buffer.tensor.is_floating_point() and buffer.version == _version(buffer.tensor)
+                same = not buffer.tensor.is_floating_point() and buffer.version == version(buffer.tensor)
             if same:
                 buffer.copy = None
 
@@ -208,10 +208,6 @@ class _Met:
         if tensor is None or now is not tensor:
             place[name] = tensor
             self._undo.append(partial(place.__setitem__, name, now))
-
-
-def _version(tensor: Tensor) -> int | None:
-    return None if tensor.is_inference() else tensor._version
 
 
 @dataclass

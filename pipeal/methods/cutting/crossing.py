@@ -89,8 +89,10 @@ def masks_of(traced: Traced) -> list[fx.Node]:
 
 def answer_of(traced: Traced, masks: Sequence[fx.Node]) -> dict[fx.Node, Kind] | None:
     """What the last piece hands on where that is more than the answer: one at each word, and which are words."""
-    answer = next(iter(reversed(traced.graph.nodes))).args[0]  # in PyTorch 2.6 a list still
-    value = traced.values.get(answer) if isinstance(answer, fx.Node) else None
+    answer = traced.graph.output_node().args[0]
+    if not isinstance(answer, fx.Node):
+        return None
+    value = traced.values.get(answer)
     if not isinstance(value, Tensor) or value.dim() != 3:
         return None
     words = [node for node in masks if _has_shape(traced.values.get(node), value.shape[:2])]

@@ -217,7 +217,8 @@ def has_symbols(tree: Tree) -> bool:
 def _alone() -> Iterator[None]:
     """Within it no other thread traces: fx puts functions of its own into ``nn.Module``, and then back what it found.
 
-    ``torch.compile`` traces as well, within a lock of its own.
+    ``torch.compile`` traces as well, within a lock of its own. In PyTorch 2.6 a compiled layer of another thread
+    refuses to run meanwhile.
     """
     dynamo = sys.modules.get("torch._dynamo.convert_frame")
     with _LOCK, getattr(dynamo, "compile_lock", nullcontext()):
