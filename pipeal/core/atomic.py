@@ -17,11 +17,14 @@ from pipeal.core.errors import DataError
 _NO_FOLDER = (errno.EEXIST, errno.ENOTDIR)
 """Error numbers that mean a file stands where a folder is needed: more space would not help."""
 
-_ABANDONED_S = 600.0
-"""How long a file, or a folder and all in it, may be in the making without a change."""
+_ABANDONED_S = 86_400.0
+"""How long a file, or a folder and all in it, may be in the making without a change: its process may be suspended."""
 
 _CUT = 40
 """Letters of a name that are part of its hidden one, which must not be too long where the name itself is not."""
+
+_ANY_MARK = "[0-9a-f]" * 12
+"""A pattern of what tells one in the making from others of its name."""
 
 _UNSYNCABLE = (errno.EINVAL, errno.ENOTSUP)
 """Error numbers of file systems that cannot sync a folder: they make names durable in other ways."""
@@ -55,7 +58,7 @@ def replacing(path: Path, *, sweeps: bool = True) -> Iterator[Path]:
         os.replace(aside, path)
         sync_folder(path.parent)
         if sweeps:
-            sweep(path.parent, f"{path.name}.")
+            sweep(path.parent, path.name, whole=True)
     except OSError as error:
         room = "" if error.errno in _NO_FOLDER else "make room there or "
         raise DataError(f"cannot write {path}: {error.strerror or error}; {room}choose another folder") from error
@@ -94,7 +97,7 @@ def replacing_folder(path: Path) -> Iterator[Path]:
             raise
         sync_folder(path.parent)
         for kind in ("aside", "before"):
-            sweep(path.parent, f"{path.name}.", kind)
+            sweep(path.parent, path.name, kind, whole=True)
     except OSError as error:
         raise DataError(f"cannot write {path}: {error.strerror or error}; choose another folder") from error
     finally:
@@ -109,27 +112,30 @@ def write_whole(path: str | Path, text: str) -> None:
 
 
 def abandoned(
-    folder: Path, beginning: str = "", kind: str = "aside", *, older_than_s: float = _ABANDONED_S
+    folder: Path, name: str = "", kind: str = "aside", *, whole: bool = False, older_than_s: float = _ABANDONED_S
 ) -> Iterator[Path]:
-    """What a kill left in the making in a folder: hidden files and folders that nothing has changed for 10 minutes.
+    """What a kill left in the making in a folder: hidden files and folders that nothing has changed for a day.
 
     Args:
         folder: Where they are.
-        beginning: What the names that they should have taken begin with.
+        name: What the names that they should have taken begin with.
         kind: How their own names end.
+        whole: Whether ``name`` is all of that name.
         older_than_s: For how long nothing has changed them; 0 where no other process writes there.
     """
-    for left in folder.glob(f".{escape(beginning[:_CUT])}*.{kind}"):
+    for left in folder.glob(f".{escape(name[:_CUT])}{f'.{_ANY_MARK}' if whole else '*'}.{kind}"):
         with suppress(OSError):  # another process has just removed it
             changed = max(one.lstat().st_mtime for one in (left, *left.rglob("*")))
             if time() - changed >= older_than_s:
                 yield left
 
 
-def sweep(folder: Path, beginning: str = "", kind: str = "aside", *, older_than_s: float = _ABANDONED_S) -> None:
+def sweep(
+    folder: Path, name: str = "", kind: str = "aside", *, whole: bool = False, older_than_s: float = _ABANDONED_S
+) -> None:
     """Removes what is :func:`abandoned`, as far as the system lets it."""
     with suppress(OSError):
-        for left in abandoned(folder, beginning, kind, older_than_s=older_than_s):
+        for left in abandoned(folder, name, kind, whole=whole, older_than_s=older_than_s):
             _remove(left)
 
 

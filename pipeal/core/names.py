@@ -46,7 +46,7 @@ FILE = "file"
 """The data set that is a file of the user's, with a text and a label in each row."""
 
 _FILE_ENDS = (".csv", ".jsonl", ".csv.gz", ".jsonl.gz")
-_LONGEST = 100
+_LONGEST = 40
 """Characters of a file's name that the name of a folder has; with a model's and a number it may have 255."""
 
 HF, TORCHVISION = "hf", "torchvision"

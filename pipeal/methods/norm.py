@@ -25,8 +25,8 @@ class BatchNorm(nn.modules.batchnorm._BatchNorm):
 def replace_batch_norms(network: nn.Module) -> None:
     """Makes each batch norm of PyTorch in a network one that takes a single value per channel (:class:`BatchNorm`).
 
-    Weights, statistics and names stay.
+    Weights, statistics and names stay. One without statistics has nothing that a single value could be normed by.
     """
     for part in network.modules():
-        if type(part) in (nn.BatchNorm1d, nn.BatchNorm2d):
+        if type(part) in (nn.BatchNorm1d, nn.BatchNorm2d) and part.track_running_stats:
             part.__class__ = BatchNorm

@@ -129,8 +129,10 @@ def _unusable(config: RunConfig, cause: OSError) -> ConfigError:
 
 def _sweep(config: RunConfig) -> None:
     """Removes folders that a kill left in the making, of runs of this name."""
-    for left in abandoned(Path(config.out), f"{_name(config)}."):
-        if lock_is_held(LOCK.at(left)) is False:
+    for left in (
+        left for name in _names(config) for left in abandoned(Path(config.out), f"{name}.", older_than_s=600.0)
+    ):
+        if lock_is_held(LOCK.at(left)) is False:  # it is taken within a second after the folder is made
             rmtree(left, ignore_errors=True)  # another process may just have done so
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from pipeal.core.by_size import BySize
 from pipeal.core.errors import CountingError, DataError, PipealError, first_line
@@ -17,6 +17,8 @@ from pipeal.core.modules import device_of, in_mode, layers_of, module_of
 from pipeal.core.outofmemory import is_out_of_memory
 from pipeal.core.protocols import DOWN, TURN, UP, Path, TrainableLayer
 from pipeal.core.tree import Tree, batch_size, move
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -96,9 +98,7 @@ def inference_flops(layer: TrainableLayer, x: Tree) -> tuple[Tree, dict[Path, in
     found = x = move(x, device_of(module))
     with in_mode([module], False), torch.no_grad():
         for path in (UP, TURN, DOWN):
-            with _counting() as counter:
-                found = layer.inference(found, path)
-            flops[path] = counter.get_total_flops()
+            found, flops[path] = _counted(partial(layer.inference, found, path))
             x = found if path == UP else x
     return x, flops
 
@@ -128,24 +128,33 @@ def training_flops(model: nn.Module | Iterable[TrainableLayer], x: Tree, y: Tree
 
 def learning_flops(layer: TrainableLayer, x: Tree, y: Tree) -> tuple[tuple[Tree, Tree], int]:
     """What a layer hands on of a batch, and the FLOPs of its forward and backward; its gradients are gone then."""
-    with in_mode([module_of(layer)], True), torch.enable_grad(), _counting() as counter:
+
+    def learn() -> tuple[Tree, Tree]:
         onward = layer(x, y)
         layer.backward()
+        return onward
+
+    with in_mode([module_of(layer)], True), torch.enable_grad():
+        onward, flops = _counted(learn)
     for weight in module_of(layer).parameters():
         weight.grad = None
-    return onward, counter.get_total_flops()
+    return onward, flops
 
 
-@contextmanager
-def _counting() -> Iterator[FlopCounterMode]:
-    """What stops a layer here need not have stopped its training: each operator goes through the counter, on few rows.
+def _counted(work: Callable[[], T]) -> tuple[T, int]:
+    """What some work of a layer gives, and its FLOPs.
 
-    An error that pipeal raises on purpose, and one of memory, stay as they are.
+    What stops it here need not have stopped a training: each operator goes through the counter, on few rows.
+
+    Raises:
+        CountingError: It goes without the counter alone.
     """
     try:
         with counting() as counter:
-            yield counter
+            found = work()
+        return found, counter.get_total_flops()
     except Exception as error:  # whatever a layer raises
         if isinstance(error, PipealError) or is_out_of_memory(error):
             raise
+        work()
         raise CountingError(f"FLOPs cannot be counted: {first_line(error)}") from error

@@ -400,6 +400,15 @@ def test_a_block_that_changes_its_input_is_told(first: nn.Module) -> None:
         pipe.submit(torch.randn(3, WIDE), torch.randn(3, WIDE))
 
 
+def test_a_frozen_block_may_change_its_input_in_place() -> None:
+    """Without gradients it is never computed again."""
+    frozen = nn.Sequential(nn.Linear(WIDE, WIDE), nn.Sequential(nn.ReLU(inplace=True), nn.Linear(WIDE, WIDE)))
+    frozen.requires_grad_(False)
+    row = nn.Sequential(*frozen, nn.Linear(WIDE, WIDE))
+    with Pipeline([in_bp(row)], threads=1, recompute="blocks") as pipe:
+        pipe.submit(torch.randn(3, WIDE), torch.randn(3, WIDE))
+
+
 def test_draws_are_replayed_from_where_they_were() -> None:
     cpu = torch.device("cpu")
     with keyed(1, 2, 3):

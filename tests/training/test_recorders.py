@@ -157,16 +157,17 @@ def test_what_a_kill_left_is_removed_with_the_next_write_of_the_name(tmp_path, k
         (path / "part" if kind is replacing_folder else path).write_text("whole")
 
     endings = ("aside", "before") if kind is replacing_folder else ("aside",)
-    old = [tmp_path / f".{name[:40]}.{number}.{ending}" for number, ending in enumerate(endings)]
-    kept = [tmp_path / ".y.0.aside", tmp_path / f".{name[:40]}.fresh.aside"]
+    old = [tmp_path / f".{name[:40]}.{number:012x}.{ending}" for number, ending in enumerate(endings)]
+    others = [tmp_path / f".{other}.{0:012x}.aside" for other in ("y", f"{name[:38]}.y")]
+    kept = [*others, tmp_path / f".{name[:40]}.{9:012x}.aside"]
     for left in (*old, *kept):
         with kind(left) as aside:
             write(aside)
-    for left in (*old, kept[0]):
+    for left in (*old, *others):
         for path in (left, *left.glob("*")):
             os.utime(path, (1, 1))
     if kind is replacing_folder:  # one that has still been written into is in the making
-        os.utime(kept[1], (1, 1))
+        os.utime(kept[-1], (1, 1))
     with kind(tmp_path / name) as aside:
         write(aside)
     assert set(tmp_path.iterdir()) == {*kept, tmp_path / name}
