@@ -139,7 +139,7 @@ class Endless:
     options = DEFAULTS
 
     def layers(self, form: Form) -> Sequence[TrainableLayer]:
-        raise NotImplementedError(form)
+        raise AssertionError(form)
 
     def batch(self) -> tuple[Tensor, Tensor]:
         threading.Event().wait()
