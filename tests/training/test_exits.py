@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from matplotlib import image
 from rich.console import Console
 from torch import Tensor, nn
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from pipeal import AE, AL, BP, ENC, ALPackage, ConfigError, DataError, LabelAE, Pipeline
 from pipeal.core.errors import CountingError
@@ -339,7 +339,7 @@ def test_what_stops_counting_alone_is_told_as_that(always: bool, backward: bool)
             return out
 
         def stop(self, *_: Tensor) -> None:
-            if always or is_in_torch_dispatch_mode():
+            if always or _get_current_dispatch_mode() is not None:  # of this thread
                 raise KeyError("way")
 
     x, y = torch.randn(1, FEATURES), torch.zeros(1, dtype=torch.long)
