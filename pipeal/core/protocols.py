@@ -71,28 +71,6 @@ class TrainableLayer(Protocol):
         ...
 
 
-class Transport(Protocol):
-    """Carries packets, and what travels between them, from one stage to the next, in order.
-
-    A queue between two threads is one (:class:`pipeal.engine.execution.channel.Link`). How many packets may be on the
-    way is its own affair: enough to cover its delay, and no more. Its length is how many have arrived and wait.
-    """
-
-    def put(self, item: Any, timeout_s: float | None = None) -> bool:
-        """Sends one as soon as there is space; False if there was none in time. Raises once it is closed."""
-        ...
-
-    def get(self) -> Any:
-        """Waits for the oldest that has arrived, and takes it. Raises once it is closed."""
-        ...
-
-    def close(self) -> None:
-        """From any thread: ends every wait, now and from now on."""
-        ...
-
-    def __len__(self) -> int: ...
-
-
 def through_blocks(inference: Function) -> Function:
     """Marks an inference that does nothing but call, of ``blocks()``, the one of that letter, or nothing without one.
 

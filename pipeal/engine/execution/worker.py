@@ -20,7 +20,6 @@ from typing import Any
 from pipeal.core.errors import ScheduleError
 from pipeal.core.options import EngineOptions
 from pipeal.core.packet import Packet
-from pipeal.core.protocols import Transport
 from pipeal.engine.devices.threads import set_intra_op_threads
 from pipeal.engine.execution.channel import Item, Link, Request, Stopped
 from pipeal.engine.runner.compile_gate import Abandoned
@@ -178,9 +177,7 @@ class StageThread(threading.Thread):
         doing: What it does, and since when: for those who wait for it.
     """
 
-    def __init__(
-        self, kind: str, stage: Stage, progress: SharedProgress, inbox: Transport, options: EngineOptions
-    ) -> None:
+    def __init__(self, kind: str, stage: Stage, progress: SharedProgress, inbox: Link, options: EngineOptions) -> None:
         # A daemon: a stage that hangs in foreign code must not keep the process alive.
         super().__init__(name=f"pipeal-{kind}-{stage.number}", daemon=True)
         self.stage = stage
@@ -204,8 +201,7 @@ class StageThread(threading.Thread):
 
     def _next(self) -> Item:
         with self._waiting("input"):
-            item: Item = self.inbox.get()
-            return item
+            return self.inbox.get()
 
     def _work_on(self, items: list[Any]) -> None:
         """Does the one thing in a list, from which it is taken: who waits for space must not hold its input as well."""
@@ -236,8 +232,8 @@ class Worker(StageThread):
         stage: Stage,
         schedule: Schedule,
         progress: SharedProgress,
-        inbox: Transport,
-        outbox: Transport | None,
+        inbox: Link,
+        outbox: Link | None,
         options: EngineOptions,
     ) -> None:
         super().__init__("stage", stage, progress, inbox, options)
