@@ -20,6 +20,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
 
+from tests.benches import Benches, benches
 from tests.cheap import cheapen
 from tests.messages import messages
 
@@ -65,6 +66,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("cuda"):
                 item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Benches]:
+    """The programs of ``scripts/bench``, by their names."""
+    with benches() as found:
+        yield found
 
 
 @pytest.fixture

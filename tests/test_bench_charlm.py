@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Iterator
-from importlib import import_module
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -14,16 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-BENCH = Path(__file__).parents[1] / "scripts" / "bench"
+from tests.benches import BENCH, Benches
 
 
 @pytest.fixture(scope="module")
-def charlm() -> Iterator[ModuleType]:
-    sys.path.insert(0, str(BENCH))
-    try:
-        yield import_module("charlm")
-    finally:
-        sys.path.remove(str(BENCH))
+def charlm(bench: Benches) -> ModuleType:
+    return bench["charlm"]
 
 
 @given(steps=st.integers(1, 5000), most=st.integers(1, 400))

@@ -6,12 +6,11 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-BENCH = Path(__file__).parents[1] / "scripts" / "bench"
+from tests.benches import BENCH, Benches
 
 ROWS = """
 import json
@@ -45,10 +44,9 @@ def test_other_methods_have_rows() -> None:
             assert min(row["packet_ms"], row["ideal_ms"], row["bound_ms"]) > 0.0
 
 
-def test_rows_name_the_machine_they_are_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_name_the_machine_they_are_of(bench: Benches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All bore the name of the first, though a file grows on several."""
-    monkeypatch.syspath_prepend(str(BENCH))
-    distance = import_module("distance")
+    distance = bench["distance"]
     row = distance.Row("pipeal", 0.0, 1000.0, 0, 16.0, 15.0, 15.1, 0.9, 1.0, 0.0)
     first = distance.Kept.read(tmp_path / "rows.json")
     first.add(row)

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 
-BENCH = Path(__file__).parents[1] / "scripts" / "bench"
-BENCHED = ("memory_taken", "plain", "rungs", "rung_data", "rung_training", "equal_steps")
-
-
-@pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, ModuleType]]:
-    monkeypatch.syspath_prepend(str(BENCH))
-    yield {name: import_module(name) for name in BENCHED}
-    for name in BENCHED:
-        sys.modules.pop(name)
+from tests.benches import Benches
 
 
 @pytest.mark.slow
-def test_a_look_on_the_way_changes_nothing(bench: dict[str, ModuleType], tmp_path: Path) -> None:
+def test_a_look_on_the_way_changes_nothing(bench: Benches, tmp_path: Path) -> None:
     (tmp_path / "shakespeare.txt").write_text("so it goes, and so it went.\n" * 60, encoding="utf-8")
     task = bench["rung_data"].task_of("charlm", torch.device("cpu"), str(tmp_path))
     setting = bench["rungs"].Setting("bp", "ours", fused=True, engine=True, batch=3)
@@ -33,7 +20,7 @@ def test_a_look_on_the_way_changes_nothing(bench: dict[str, ModuleType], tmp_pat
     assert len(set(seen)) == 3
 
 
-def test_kinds_differ_in_what_they_say(bench: dict[str, ModuleType]) -> None:
+def test_kinds_differ_in_what_they_say(bench: Benches) -> None:
     kinds = bench["equal_steps"].KINDS
     found = [bench["equal_steps"].setting_of("al", kind) for kind in kinds]
     assert [(one.by_length, one.touched) for one in found] == [(False, False), (True, False), (True, True)]
@@ -42,7 +29,7 @@ def test_kinds_differ_in_what_they_say(bench: dict[str, ModuleType]) -> None:
 
 @pytest.mark.parametrize("after", [["0"], ["3", "2"], ["2", "2"]])
 def test_batches_that_do_not_grow_are_refused(
-    bench: dict[str, ModuleType], capsys: pytest.CaptureFixture[str], after: list[str]
+    bench: Benches, capsys: pytest.CaptureFixture[str], after: list[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
         bench["equal_steps"].main(["lstm", "--after", *after])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import sys
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
@@ -14,31 +12,25 @@ import torch
 from torch import Tensor, nn
 
 from pipeal import AE, AL, ENC, ALPackage, Pipeline
-
-SCRIPT = Path(__file__).parents[1] / "scripts" / "bench" / "gpu.py"
+from tests.benches import Benches
 
 
 @pytest.fixture(scope="module")
-def bench() -> ModuleType:
-    spec = spec_from_file_location("bench_gpu", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = module_from_spec(spec)  # dataclasses look their module up there
-    spec.loader.exec_module(module)
-    return module
+def gpu(bench: Benches) -> ModuleType:
+    return bench["gpu"]
 
 
-def test_what_runs_at_once_is_of_different_owners(bench: ModuleType) -> None:
-    found = bench.overlap([("a", 0, 4), ("b", 3, 5), ("b", 8, 10)])
+def test_what_runs_at_once_is_of_different_owners(gpu: ModuleType) -> None:
+    found = gpu.overlap([("a", 0, 4), ("b", 3, 5), ("b", 8, 10)])
     assert (found.busy, found.at_once, found.owners) == (0.7, 0.1, 2)
-    assert bench.overlap([("a", 0, 4), ("a", 0, 4), ("a", 4, 8)]).at_once == 0  # a stage's own, nested or in a row
-    assert bench.overlap([("a", 0, 4), ("b", 4, 8)]).at_once == 0
-    assert bench.overlap([("a", 0, 8), ("b", 2, 4), ("c", 3, 6)]).at_once == 0.5
-    assert bench.overlap([]) == bench.Overlap(0.0, 0.0, 0)
+    assert gpu.overlap([("a", 0, 4), ("a", 0, 4), ("a", 4, 8)]).at_once == 0  # a stage's own, nested or in a row
+    assert gpu.overlap([("a", 0, 4), ("b", 4, 8)]).at_once == 0
+    assert gpu.overlap([("a", 0, 8), ("b", 2, 4), ("c", 3, 6)]).at_once == 0.5
+    assert gpu.overlap([]) == gpu.Overlap(0.0, 0.0, 0)
 
 
 @pytest.mark.parametrize("suffix", [".json", ".json.gz"])
-def test_kernels_of_a_trace_are_told_apart_by_device_and_stream(bench: ModuleType, tmp_path: Path, suffix: str) -> None:
+def test_kernels_of_a_trace_are_told_apart_by_device_and_stream(gpu: ModuleType, tmp_path: Path, suffix: str) -> None:
     def event(kind: str, begin: float, seconds: float, **args: int) -> dict[str, object]:
         return {"ph": "X", "cat": kind, "name": "x", "ts": begin, "dur": seconds, "args": args}
 
@@ -56,15 +48,15 @@ def test_kernels_of_a_trace_are_told_apart_by_device_and_stream(bench: ModuleTyp
         path.write_text(text)
     else:
         path.write_bytes(gzip.compress(text.encode()))
-    found = bench.kernels_in(path)
+    found = gpu.kernels_in(path)
     assert [owner for owner, *_ in found] == [(0, 7), (0, 9), (1, 7)]
-    assert bench.overlap(found) == bench.Overlap(1.0, pytest.approx(2 / 6), 3)
+    assert gpu.overlap(found) == gpu.Overlap(1.0, pytest.approx(2 / 6), 3)
 
 
 @pytest.mark.slow
-def test_it_runs_and_keeps_its_figures(bench: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_runs_and_keeps_its_figures(gpu: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     chosen = ["--models", "transformer,vgg", "--precisions", "fp32", "--turns", "1", "--steps", "1"]
-    bench.main(["--quick", "--device", "cpu", "--out", str(tmp_path), *chosen])
+    gpu.main(["--quick", "--device", "cpu", "--out", str(tmp_path), *chosen])
     found = json.loads((tmp_path / "figures.json").read_text())["figures"]["toy"]
     assert [(one["model"], one["way"]["name"]) for one in found[:4]] == [
         ("transformer", "BP"),
@@ -82,17 +74,17 @@ def test_it_runs_and_keeps_its_figures(bench: ModuleType, tmp_path: Path, capsys
 
 @pytest.mark.parametrize(("option", "name"), [("--models", "lsmt"), ("--sizes", "huge")])
 def test_an_unknown_name_is_one_line(
-    bench: ModuleType, option: str, name: str, capsys: pytest.CaptureFixture[str]
+    gpu: ModuleType, option: str, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        bench.main(["--device", "cpu", option, name])
+        gpu.main(["--device", "cpu", option, name])
     assert ended.value.code == 2
     assert name in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.cuda
-def test_a_profile_sees_kernels_of_several_streams(bench: ModuleType, tmp_path: Path) -> None:
-    bench.main(["--quick", "--sizes", "toy", "--models", "transformer", "--turns", "1", "--out", str(tmp_path)])
+def test_a_profile_sees_kernels_of_several_streams(gpu: ModuleType, tmp_path: Path) -> None:
+    gpu.main(["--quick", "--sizes", "toy", "--models", "transformer", "--turns", "1", "--out", str(tmp_path)])
     found = json.loads((tmp_path / "figures.json").read_text())["figures"]["toy"]
     streams = {one["way"]["name"]: one["kernels"]["owners"] for one in found}
     alone = streams["BP"]  # the stage's own, and the caller's, on which the report puts losses together
@@ -114,7 +106,7 @@ class Sleeps(AL):
 @pytest.mark.cuda
 @pytest.mark.parametrize(("stages", "most"), [(1, 0.0), (2, 1.0)])
 def test_kernels_of_two_stages_on_one_gpu_run_at_once(
-    bench: ModuleType, tmp_path: Path, stages: int, most: float
+    gpu: ModuleType, tmp_path: Path, stages: int, most: float
 ) -> None:
     sides = [AE(nn.Linear(8, 8), nn.Linear(8, 8)) for _ in range(2)]
     model = ALPackage([Sleeps(ENC(nn.Linear(8, 8), nn.Linear(8, 8)), side) for side in sides])
@@ -124,5 +116,5 @@ def test_kernels_of_two_stages_on_one_gpu_run_at_once(
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
             pipe.run(data)
     seen.export_chrome_trace(str(tmp_path / "trace.json"))
-    found = bench.overlap(bench.kernels_in(tmp_path / "trace.json"))
+    found = gpu.overlap(gpu.kernels_in(tmp_path / "trace.json"))
     assert most / 2 <= found.at_once <= most

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from subprocess import CalledProcessError
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,21 +24,9 @@ from pipeal.methods.al import TouchedAdam
 from pipeal.models import CharDims, TextDims, build_language, build_text
 from pipeal.planning.placement import Placement
 from pipeal.planning.pure.simulate import simulate
+from tests.benches import Benches
 
-BENCH = Path(__file__).parents[1] / "scripts" / "bench"
-BENCHED = ("memory_taken", "plain", "rungs", "rung_data", "rung_training", "ladder_report", "ladder_ranks", "ladder")
 TEXT = TextDims(embedding=24, hidden=16, code=8, heads=3)
-
-
-@pytest.fixture(scope="module")
-def bench() -> Iterator[dict[str, ModuleType]]:
-    sys.path.insert(0, str(BENCH))
-    threads = torch.get_num_threads()
-    try:
-        yield {name: import_module(name) for name in BENCHED}
-    finally:
-        torch.set_num_threads(threads)
-        sys.path.remove(str(BENCH))
 
 
 def model(name: str, form: str, optimizer: type[TouchedAdam] | None = None) -> ALPackage:
@@ -59,9 +45,7 @@ def words() -> Tensor:
 @pytest.mark.parametrize("joined", [False, True])
 @pytest.mark.parametrize("form", ["al", "bp"])
 @pytest.mark.parametrize("name", ["charlm", "transformer", "lstm"])
-def test_plain_operators_give_the_answers_of_ours(
-    bench: dict[str, ModuleType], name: str, form: str, joined: bool
-) -> None:
+def test_plain_operators_give_the_answers_of_ours(bench: Benches, name: str, form: str, joined: bool) -> None:
     ours, x = model(name, form), words()
     plain = deepcopy(ours)
     bench["plain"].write_plainly(plain, joined=joined)
@@ -72,7 +56,7 @@ def test_plain_operators_give_the_answers_of_ours(
     torch.testing.assert_close(plain.infer(x), ours.infer(x), atol=1e-5, rtol=1e-4)
 
 
-def test_padding_reaches_no_plain_answer(bench: dict[str, ModuleType]) -> None:
+def test_padding_reaches_no_plain_answer(bench: Benches) -> None:
     for name in ("transformer", "lstm"):
         plain, x = model(name, "bp"), words()
         bench["plain"].write_plainly(plain)
@@ -83,7 +67,7 @@ def test_padding_reaches_no_plain_answer(bench: dict[str, ModuleType]) -> None:
 
 @pytest.mark.parametrize("form", ["al", "bp"])
 @pytest.mark.parametrize("fused", [False, True])
-def test_the_plain_loop_learns_what_the_engine_learns(bench: dict[str, ModuleType], form: str, fused: bool) -> None:
+def test_the_plain_loop_learns_what_the_engine_learns(bench: Benches, form: str, fused: bool) -> None:
     """All parameters; those of the heads' own maps once stayed as they were, in optimizers that held others.
 
     In float64, where the bias of the keys, which no answer depends on, is not rounded into a gradient.
@@ -123,7 +107,7 @@ def weights_of(package: ALPackage) -> dict[str, Tensor]:
 @pytest.mark.parametrize("operators", ["plain", "joined", "ours"])
 @pytest.mark.parametrize(("name", "touched"), [("charlm", False), ("transformer", True), ("lstm", True)])
 def test_optimizers_hold_all_weights_of_a_rung(
-    bench: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, name: str, touched: bool, operators: str, fused: bool
+    bench: Benches, monkeypatch: pytest.MonkeyPatch, name: str, touched: bool, operators: str, fused: bool
 ) -> None:
     """With fused Adam on plain heads they held maps that were not there any more. Touched rows need their own Adam."""
 
@@ -145,7 +129,7 @@ def test_optimizers_hold_all_weights_of_a_rung(
 @pytest.mark.parametrize("form", ["al", "bp"])
 @pytest.mark.parametrize("name", ["charlm", "transformer", "lstm", "resnet"])
 def test_each_rung_changes_one_thing(
-    bench: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, name: str, form: str, device: str
+    bench: Benches, monkeypatch: pytest.MonkeyPatch, name: str, form: str, device: str
 ) -> None:
     """What was compiled had left the plain loop for the engine as well."""
     monkeypatch.setattr(bench["rungs"], "cores", lambda: 2)
@@ -171,7 +155,7 @@ def test_each_rung_changes_one_thing(
     assert used >= {"processes", "engine"} | ({"threads"} if device == "cpu" else {"ahead", "tf32"})
 
 
-def test_the_plain_form_makes_batches_when_they_are_wanted(bench: dict[str, ModuleType]) -> None:
+def test_the_plain_form_makes_batches_when_they_are_wanted(bench: Benches) -> None:
     """On a GPU it had the thread, or the processes, that make them ahead."""
     for name, schema, dataset, key in (
         ("charlm", LanguageConfig, "shakespeare", "prefetch"),
@@ -196,7 +180,7 @@ class Configured:
 
 @pytest.mark.parametrize("name", ["charlm", "resnet"])
 def test_batches_of_a_size_that_is_asked_for_are_those_of_every_rung(
-    bench: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, name: str
+    bench: Benches, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Processes had their own; texts, which are not all as long, are refused."""
     monkeypatch.setattr(bench["rungs"], "cores", lambda: 2)
@@ -218,9 +202,7 @@ def test_batches_of_a_size_that_is_asked_for_are_those_of_every_rung(
         ("engine", "engine", {False}),
     ],
 )
-def test_what_one_does_without_is_in_no_rung(
-    bench: dict[str, ModuleType], word: str, key: str, left: set[object]
-) -> None:
+def test_what_one_does_without_is_in_no_rung(bench: Benches, word: str, key: str, left: set[object]) -> None:
     """Its row was left out, and the rungs above still had it."""
     whole, found = (bench["rungs"].rungs_of("charlm", "al", torch.device("cpu"), words) for words in ([], [word]))
     assert {getattr(rung.setting, key) for rung in whole} > left
@@ -231,16 +213,14 @@ def test_what_one_does_without_is_in_no_rung(
 @pytest.mark.parametrize(("name", "top"), [("charlm", "+ compiled"), ("lstm", "+ engine, in one stage")])
 @pytest.mark.parametrize("form", ["al", "bp"])
 def test_the_ends_are_the_plain_form_and_all_that_one_stage_does(
-    bench: dict[str, ModuleType], name: str, top: str, form: str
+    bench: Benches, name: str, top: str, form: str
 ) -> None:
     rungs = bench["rungs"]
     ends = rungs.ends_of(rungs.rungs_of(name, form, torch.device("cpu")))
     assert [rung.name for rung in ends] == ["plain", top]
 
 
-def test_nobody_does_without_what_all_are_held_against(
-    bench: dict[str, ModuleType], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nobody_does_without_what_all_are_held_against(bench: Benches, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         bench["ladder"].main(["--model=charlm", "--without", "plain"])
     assert "--without: found 'plain', which is in 'plain', what all rungs are held against" in capsys.readouterr().err
@@ -248,7 +228,7 @@ def test_nobody_does_without_what_all_are_held_against(
         bench["rungs"].rungs_of("charlm", "al", torch.device("cpu"), ["plain"])
 
 
-def test_what_all_gpus_do_is_held_against_what_all_could(bench: dict[str, ModuleType], tmp_path: Path) -> None:
+def test_what_all_gpus_do_is_held_against_what_all_could(bench: Benches, tmp_path: Path) -> None:
     """Data parallel on four of them was held against one, and came to more than a matrix product."""
     rungs = bench["rungs"]
     alone, staged = rungs.Setting("bp"), rungs.Setting("bp", staged=True)
@@ -266,7 +246,7 @@ def test_what_all_gpus_do_is_held_against_what_all_could(bench: dict[str, Module
 
 
 def test_a_rung_is_held_against_what_was_measured_beside_it(
-    bench: dict[str, ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    bench: Benches, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A median of one turn was held against that of another, between which the machine had slowed down by half."""
     rates = {
@@ -300,7 +280,7 @@ def test_a_rung_is_held_against_what_was_measured_beside_it(
     assert figures.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_work_of_an_lstm_is_counted(bench: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_work_of_an_lstm_is_counted(bench: Benches, monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch counts none of it in texts of one length, so that it was said to use a thousandth of the machine."""
     x = words()
     batch = SimpleNamespace(x=x, y=torch.zeros(len(x), dtype=torch.int64), tokens=int(x.ne(0).sum()))
@@ -324,7 +304,7 @@ def test_the_work_of_an_lstm_is_counted(bench: dict[str, ModuleType], monkeypatc
     ],
 )
 def test_the_row_of_stages_says_which(
-    bench: dict[str, ModuleType], device: str, devices: list[str], sizes: list[int], threads: int, name: str
+    bench: Benches, device: str, devices: list[str], sizes: list[int], threads: int, name: str
 ) -> None:
     rung = bench["rungs"].Rung("+ stages", bench["rungs"].Setting("al", staged=True))
     placements = {rung.setting: Placement(devices, sizes, threads)}
@@ -334,7 +314,7 @@ def test_the_row_of_stages_says_which(
 
 @pytest.mark.parametrize(("device", "wanted"), [("cpu", ["cpu"]), ("cuda:0", None)])
 def test_stages_are_on_what_the_other_rungs_compute_on(
-    bench: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, device: str, wanted: list[str] | None
+    bench: Benches, monkeypatch: pytest.MonkeyPatch, device: str, wanted: list[str] | None
 ) -> None:
     """A ladder of a CPU had its stages on the GPU that was there, too."""
     asked: list[dict[str, Any]] = []
@@ -351,7 +331,7 @@ def test_stages_are_on_what_the_other_rungs_compute_on(
 
 @pytest.mark.parametrize("changes", [{"compile": "static"}, {"precision": "fp16"}, {"accumulate": 4}])
 def test_what_the_plain_loop_cannot_do_is_done_without_the_engine_rung_too(
-    bench: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+    bench: Benches, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
     """With ``--without engine``, such a rung was the one before it under another name."""
 
@@ -372,9 +352,7 @@ def test_what_the_plain_loop_cannot_do_is_done_without_the_engine_rung_too(
 
 @pytest.mark.parametrize("stage_s", [(1.0, 1.0, 1.0), (1.0, 1.0, 3.0), (3.0, 0.5, 0.5), (0.5, 2.0, 1.0)])
 @pytest.mark.parametrize("steps", [6, 40])
-def test_stages_are_measured_while_all_have_work(
-    bench: dict[str, ModuleType], stage_s: tuple[float, ...], steps: int
-) -> None:
+def test_stages_are_measured_while_all_have_work(bench: Benches, stage_s: tuple[float, ...], steps: int) -> None:
     """Filling and running empty were half of a turn of six batches: it says what a training of thousands would."""
     costs = [{Action.FORWARD: s / 4, Action.BACKWARD: s / 2, Action.UPDATE: s / 4} for s in stage_s]
     done = simulate(SCHEDULES["pipelined"], costs, steps + 4 * len(costs))
@@ -385,7 +363,7 @@ def test_stages_are_measured_while_all_have_work(
     assert tokens == pytest.approx(100 / step_s)
 
 
-def test_memory_is_that_of_all_gpus(bench: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_that_of_all_gpus(bench: Benches, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = {0: [10, 30], 1: [1, 6]}
     for number, name in enumerate(("memory_allocated", "max_memory_allocated")):
         monkeypatch.setattr(torch.cuda, name, lambda gpu, number=number: taken[gpu.index][number])
@@ -398,7 +376,7 @@ def test_memory_is_that_of_all_gpus(bench: dict[str, ModuleType], monkeypatch: p
 @pytest.mark.data
 @pytest.mark.slow
 def test_processes_learn_what_one_process_learns(
-    bench: dict[str, ModuleType], real_data: Path, monkeypatch: pytest.MonkeyPatch
+    bench: Benches, real_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They could not even begin, of an option that had gone."""
     monkeypatch.setattr(bench["rung_training"], "cores", lambda: 1)
@@ -413,7 +391,7 @@ def test_processes_learn_what_one_process_learns(
 @pytest.mark.data
 @pytest.mark.slow
 def test_stages_in_processes_learn_what_one_process_learns(
-    bench: dict[str, ModuleType], real_data: Path, monkeypatch: pytest.MonkeyPatch
+    bench: Benches, real_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module, cores in (("rung_training", 1), ("rung_data", 2)):
         monkeypatch.setattr(bench[module], "cores", lambda cores=cores: cores)
@@ -433,7 +411,7 @@ def test_stages_in_processes_learn_what_one_process_learns(
 @pytest.mark.data
 @pytest.mark.slow
 def test_a_ladder_is_climbed_and_kept(
-    bench: dict[str, ModuleType],
+    bench: Benches,
     real_data: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

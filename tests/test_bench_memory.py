@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,32 +14,23 @@ from torch import nn
 from pipeal.engine import Action
 from pipeal.engine.schedule import SCHEDULES
 from pipeal.planning.pure.simulate import simulate
+from tests.benches import BENCH, Benches
 
-BENCH = Path(__file__).parents[1] / "scripts" / "bench"
-BENCHED = ("memory_taken", "virtual", "schedules", "memory_report", "memory_forms", "memory")
 KEPT = BENCH / "results" / "memory.json"
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, ModuleType]]:
-    monkeypatch.syspath_prepend(str(BENCH))
-    yield {name: import_module(name) for name in BENCHED}
-    for name in BENCHED:
-        sys.modules.pop(name)
-
-
-@pytest.fixture
-def memory(bench: dict[str, ModuleType]) -> ModuleType:
+def memory(bench: Benches) -> ModuleType:
     return bench["memory"]
 
 
 @pytest.fixture
-def forms(bench: dict[str, ModuleType]) -> ModuleType:
+def forms(bench: Benches) -> ModuleType:
     return bench["memory_forms"]
 
 
 @pytest.fixture
-def report(bench: dict[str, ModuleType]) -> ModuleType:
+def report(bench: Benches) -> ModuleType:
     return bench["memory_report"]
 
 

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-from collections.abc import Iterator
 from dataclasses import asdict, replace
-from importlib import import_module
 from pathlib import Path
 from statistics import NormalDist
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -21,29 +17,13 @@ from hypothesis import strategies as st
 from pipeal.core.errors import ConfigError, DataError
 from pipeal.engine import Pipeline
 from pipeal.models import CharDims, CharLMAL
-
-BENCH = Path(__file__).parents[1] / "scripts" / "bench"
-BENCHED = ("methods_rows", "methods_costs", "methods_report", "methods")
+from tests.benches import Benches
 
 SMALL = [
     *("--model", "lstm", "--parts", "2", "--threads", "1", "--precision", "fp32", "--limit-train", "40"),
     *("--set", "model.embedding_dim=4", "--set", "model.x_hid=4", "--set", "model.y_hid=4"),
     *("--epochs", "2", "--try-epochs", "1", "--tries", "1e-3,3e-3", "--methods", "al,bp,greedy"),
 ]
-
-
-@pytest.fixture(scope="module")
-def bench() -> Iterator[dict[str, ModuleType]]:
-    # To pytest, tests/methods is a package of the name methods.
-    others = {name: sys.modules.pop(name) for name in BENCHED if name in sys.modules}
-    sys.path.insert(0, str(BENCH))
-    try:
-        yield {name: import_module(name) for name in BENCHED}
-    finally:
-        sys.path.remove(str(BENCH))
-        for name in BENCHED:
-            sys.modules.pop(name)
-        sys.modules.update(others)
 
 
 def kept(path: Path) -> dict[str, Any]:
@@ -55,7 +35,7 @@ class Off(Exception):
 
 
 @pytest.fixture
-def faked(bench: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+def faked(bench: Benches, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """In place of trainings, rows; gives what was to be trained. The eighth finds the machine off."""
     done: list[Any] = []
 
@@ -75,7 +55,7 @@ def faked(bench: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch) -> list
 
 
 def test_a_table_goes_on_with_the_rows_that_it_has_not(
-    bench: dict[str, ModuleType], tmp_path: Path, faked: list[Any], capsys: pytest.CaptureFixture[str]
+    bench: Benches, tmp_path: Path, faked: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, main = tmp_path / "found.json", bench["methods"].main
     options = [*SMALL, "--seeds", "2", "--json", str(path)]
@@ -112,7 +92,7 @@ def test_a_table_goes_on_with_the_rows_that_it_has_not(
 @pytest.mark.slow
 @pytest.mark.draws
 def test_rows_are_trainings(
-    bench: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    bench: Benches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("pipeal.run.plan_costs.BATCHES", 1)
     monkeypatch.setattr("pipeal.run.plan_costs.MICRO_BATCHES", (2,))
@@ -135,7 +115,7 @@ def test_rows_are_trainings(
 
 
 @pytest.mark.slow
-def test_test_samples_can_be_measured_once(bench: dict[str, ModuleType], tmp_path: Path) -> None:
+def test_test_samples_can_be_measured_once(bench: Benches, tmp_path: Path) -> None:
     """The weights of the best epoch, of which few are the last, are there again; batch norm's means are."""
     options = ["--model", "resnet", "--width", "0.125", "--parts", "2", "--threads", "1", "--precision", "fp32"]
     options += ["--limit-train", "200", "--epochs", "4", "--try-epochs", "1", "--tries", "3e-2", "--methods", "al,bp"]
@@ -152,7 +132,7 @@ def test_test_samples_can_be_measured_once(bench: dict[str, ModuleType], tmp_pat
     assert any(row["best"] < 3 for row in found[0])
 
 
-def test_one_process_writes_a_table(bench: dict[str, ModuleType], tmp_path: Path) -> None:
+def test_one_process_writes_a_table(bench: Benches, tmp_path: Path) -> None:
     Table = bench["methods_rows"].Table
     path = tmp_path / "found.json"
     with Table(path, {"budget": "steps"}) as table:
@@ -166,7 +146,7 @@ def test_one_process_writes_a_table(bench: dict[str, ModuleType], tmp_path: Path
         bench["methods_report"].report([path], None)
 
 
-def test_budgets_of_time_go_by_the_times_of_one_machine(bench: dict[str, ModuleType], tmp_path: Path) -> None:
+def test_budgets_of_time_go_by_the_times_of_one_machine(bench: Benches, tmp_path: Path) -> None:
     Table = bench["methods_rows"].Table
     here, there = tmp_path / "here.json", tmp_path / "there.json"
     for path, seconds in ((here, 1.0), (there, 2.0)):
@@ -177,11 +157,11 @@ def test_budgets_of_time_go_by_the_times_of_one_machine(bench: dict[str, ModuleT
         table.merge(there)
 
 
-def config_of(bench: dict[str, ModuleType], *more: str) -> Any:
+def config_of(bench: Benches, *more: str) -> Any:
     return bench["methods"].opened(bench["methods"].parsed([*SMALL, *more])).config
 
 
-def test_all_have_as_many_tries(bench: dict[str, ModuleType]) -> None:
+def test_all_have_as_many_tries(bench: Benches) -> None:
     methods, of = bench["methods"], bench["methods_rows"].Contestant.of
     config = config_of(bench)
     contestants = [of("al"), of("al model.dropout=0.1"), of("bp")]
@@ -208,7 +188,7 @@ def test_all_have_as_many_tries(bench: dict[str, ModuleType]) -> None:
     ],
 )
 def test_mistakes_are_told_before_anything_is_trained(
-    bench: dict[str, ModuleType],
+    bench: Benches,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     options: list[str],
@@ -221,7 +201,7 @@ def test_mistakes_are_told_before_anything_is_trained(
 
 
 @given(epochs=st.floats(0.05, 40), batches=st.integers(20, 500))
-def test_a_budget_is_spent(bench: dict[str, ModuleType], epochs: float, batches: int) -> None:
+def test_a_budget_is_spent(bench: Benches, epochs: float, batches: int) -> None:
     whole, each = bench["methods_rows"].length(epochs, batches)
     assert 1 <= each <= batches
     assert whole <= max(1, epochs + 1)
@@ -229,7 +209,7 @@ def test_a_budget_is_spent(bench: dict[str, ModuleType], epochs: float, batches:
     assert wanted * (1 - bench["methods_rows"].SPARED) - whole <= whole * each <= wanted + whole / 2 + 1
 
 
-def test_dearer_methods_train_on_fewer_batches(bench: dict[str, ModuleType], tmp_path: Path) -> None:
+def test_dearer_methods_train_on_fewer_batches(bench: Benches, tmp_path: Path) -> None:
     methods, rows = bench["methods"], bench["methods_rows"]
     al, bp = (methods.Form(rows.Contestant.of(name), parts, {}) for name, parts in (("al", 2), ("bp", None)))
     for budget, wanted in (("steps", (10, 60)), ("flops", (5, 60)), ("time", (4, 60))):
@@ -242,7 +222,7 @@ def test_dearer_methods_train_on_fewer_batches(bench: dict[str, ModuleType], tmp
             assert found.length(bp, 10) == (10, 60)
 
 
-def test_shortened_epochs_are_the_beginning_of_whole_ones(bench: dict[str, ModuleType]) -> None:
+def test_shortened_epochs_are_the_beginning_of_whole_ones(bench: Benches) -> None:
     experiment = bench["methods"].opened(bench["methods"].parsed([*SMALL, "--set", "data.batching.budget_tokens=64"]))
     whole, short = experiment.train_batches(0), bench["methods"].FirstBatches(experiment.train_batches(0), 3)
     assert len(whole) > 4
@@ -253,7 +233,7 @@ def test_shortened_epochs_are_the_beginning_of_whole_ones(bench: dict[str, Modul
         assert [batch.indices for batch in short] == [batch.indices for batch in whole][first:3]
 
 
-def test_a_part_of_the_training_samples_and_nothing_else_is_less(bench: dict[str, ModuleType]) -> None:
+def test_a_part_of_the_training_samples_and_nothing_else_is_less(bench: Benches) -> None:
     methods = bench["methods"]
     less = methods.opened(methods.parsed(SMALL))
     whole = methods.opened(methods.parsed([*SMALL, "--limit-train", "100000"]))
@@ -262,14 +242,14 @@ def test_a_part_of_the_training_samples_and_nothing_else_is_less(bench: dict[str
     assert less.facts["fingerprint"] != whole.facts["fingerprint"]
 
 
-def made(bench: dict[str, ModuleType], kind: str, name: str, seed: int, test: float, rate: float = 1e-3) -> Any:
+def made(bench: Benches, kind: str, name: str, seed: int, test: float, rate: float = 1e-3) -> Any:
     parts = None if name == "bp" else 4
     measured = [(0.5, 0.9), (test, test), (0.6, 0.1)]  # the best by held-out samples is the second
     setting = {"train.lr.base": rate}
     return bench["methods_rows"].Row(kind, name, parts, setting, seed, 3, 10, measured, 1, samples=300, seconds=1.0)
 
 
-def table_of(bench: dict[str, ModuleType], rows: list[Any]) -> dict[str, Any]:
+def table_of(bench: Benches, rows: list[Any]) -> dict[str, Any]:
     of = {"dataset": "d", "model": "m", "measure": "accuracy", "budget": "steps", "epochs": 3, "limit_train": None}
     costs = {
         bench["methods_rows"].cost_key(name, parts, {}): {
@@ -287,7 +267,7 @@ def table_of(bench: dict[str, ModuleType], rows: list[Any]) -> dict[str, Any]:
 
 
 def test_the_report_has_the_best_try_and_pairs_of_seeds(
-    bench: dict[str, ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    bench: Benches, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [
         made(bench, "try", "al", 9, 0.7, 1e-3),
@@ -314,7 +294,7 @@ def test_the_report_has_the_best_try_and_pairs_of_seeds(
     ]  # fmt: skip
 
 
-def test_files_of_the_same_are_joined_and_others_stand_apart(bench: dict[str, ModuleType]) -> None:
+def test_files_of_the_same_are_joined_and_others_stand_apart(bench: Benches) -> None:
     one = table_of(bench, [made(bench, "seed", "al", 0, 0.5)])
     other = table_of(bench, [made(bench, "seed", "al", 0, 0.6), made(bench, "seed", "al", 1, 0.7)])
     apart = table_of(bench, [])
@@ -325,7 +305,7 @@ def test_files_of_the_same_are_joined_and_others_stand_apart(bench: dict[str, Mo
     assert {row.test for row in rows} == {0.5, 0.7}  # the first file's, where both have it
 
 
-def test_a_try_that_diverged_is_not_chosen(bench: dict[str, ModuleType]) -> None:
+def test_a_try_that_diverged_is_not_chosen(bench: Benches) -> None:
     rows, nan = bench["methods_rows"], float("nan")
     assert rows.best_epoch([nan, 0.2, nan], is_loss=True) == 1
     assert rows.best_epoch([3.0, 2.0, 2.0], is_loss=True) == 1
@@ -338,7 +318,7 @@ def test_a_try_that_diverged_is_not_chosen(bench: dict[str, ModuleType]) -> None
 
 
 @given(freedom=st.integers(1, 60), sure=st.sampled_from([0.5, 0.9, 0.95, 0.99]))
-def test_student_t_holds_as_often_as_it_says(bench: dict[str, ModuleType], freedom: int, sure: float) -> None:
+def test_student_t_holds_as_often_as_it_says(bench: Benches, freedom: int, sure: float) -> None:
     """Its density, summed up between the two sides."""
     t = bench["methods_report"].student_t(freedom, sure)
     x = torch.linspace(0, t, 200_001, dtype=torch.float64)
@@ -349,7 +329,7 @@ def test_student_t_holds_as_often_as_it_says(bench: dict[str, ModuleType], freed
     assert t > NormalDist().inv_cdf(0.5 + sure / 2)
 
 
-def test_the_loss_of_a_text_is_that_of_all_its_characters(bench: dict[str, ModuleType]) -> None:
+def test_the_loss_of_a_text_is_that_of_all_its_characters(bench: Benches) -> None:
     torch.manual_seed(0)
     dims = CharDims(block=8, width=8, heads=2, layers=2, dropout=0.0)
     model = CharLMAL(5, dims=dims)
@@ -365,7 +345,7 @@ def test_the_loss_of_a_text_is_that_of_all_its_characters(bench: dict[str, Modul
     assert found == pytest.approx(sum(losses) / len(losses), abs=1e-5)
 
 
-def test_the_share_of_a_gain_is_unsure_where_its_pairs_are(bench: dict[str, ModuleType]) -> None:
+def test_the_share_of_a_gain_is_unsure_where_its_pairs_are(bench: Benches) -> None:
     """Fieller's interval: at its sides r the differences ``gain - r * whole`` are just so far from zero as t allows."""
     report = bench["methods_report"]
     gains, whole = [0.031, 0.024, 0.035, 0.028], [0.036, 0.030, 0.033, 0.039]
@@ -381,9 +361,7 @@ def test_the_share_of_a_gain_is_unsure_where_its_pairs_are(bench: dict[str, Modu
     assert report.share_of([1.0, 2.0], [-1.0, 2.0])[1] is None, "the divisor may be zero"
 
 
-def test_the_report_shows_shares_of_a_gain(
-    bench: dict[str, ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_report_shows_shares_of_a_gain(bench: Benches, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figures = {"bp": (0.70, 0.72, 0.74), "al": (0.68, 0.70, 0.71), "bp model.layers=1": (0.60, 0.62, 0.63)}
     rows = [made(bench, "try", name, 9, 0.7) for name in figures]
     rows += [

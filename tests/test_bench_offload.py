@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-BENCH = Path(__file__).parents[1] / "scripts" / "bench"
-BENCHED = ("memory_report", "memory_taken", "memory_forms", "cgroup", "offload_work", "offload")
+from tests.benches import BENCH, Benches
+
 KEPT = BENCH / "results" / "offload.json"
 
 
 @pytest.fixture
-def offload(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    monkeypatch.syspath_prepend(str(BENCH))
-    yield {name: import_module(name) for name in BENCHED}["offload"]
-    for name in BENCHED:
-        sys.modules.pop(name)
+def offload(bench: Benches) -> ModuleType:
+    return bench["offload"]
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import doctest
-import sys
-from collections.abc import Iterator
-from importlib import import_module
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,21 +12,10 @@ from torch import nn
 from pipeal import BP
 from pipeal.planning.pure.hardware import Link
 from pipeal.planning.pure.layer_cost import LayerCost
-
-BENCH = Path(__file__).parents[1] / "scripts" / "bench"
-BENCHED = ("pays", "pays_curves", "pays_real", "pays_times", "distance_ideals")
+from tests.benches import Benches
 
 
-@pytest.fixture(scope="module")
-def bench() -> Iterator[dict[str, ModuleType]]:
-    sys.path.insert(0, str(BENCH))
-    try:
-        yield {name: import_module(name) for name in BENCHED}
-    finally:
-        sys.path.remove(str(BENCH))
-
-
-def even(bench: dict[str, ModuleType], layers: int = 4, weights: int = 0) -> Any:
+def even(bench: Benches, layers: int = 4, weights: int = 0) -> Any:
     """Layers of 1 s and 2 s, which hand on 100 bytes, and whose parts take their share."""
     times = bench["pays_times"]
 
@@ -42,13 +26,13 @@ def even(bench: dict[str, ModuleType], layers: int = 4, weights: int = 0) -> Any
 
 
 @pytest.mark.parametrize("module", ["pays_curves", "pays_times"])
-def test_the_examples_in_docstrings_hold(bench: dict[str, ModuleType], module: str) -> None:
+def test_the_examples_in_docstrings_hold(bench: Benches, module: str) -> None:
     found = doctest.testmod(bench[module], optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
     assert found.attempted > 1
     assert not found.failed
 
 
-def test_stages_take_what_their_schedule_takes_where_all_are_alike(bench: dict[str, ModuleType]) -> None:
+def test_stages_take_what_their_schedule_takes_where_all_are_alike(bench: Benches) -> None:
     times, ideals, link = bench["pays_times"], bench["distance_ideals"], Link(bytes_per_s=50.0, latency_s=0.5)
     (local,) = (way for way in times.local(even(bench), link, 4, 10) if way.layout == "4×1")
     assert local.seconds == pytest.approx(ideals.pipelined_s([[(1.0, 2.0)] * 10] * 4, 0.5, carried_s=2.0))
@@ -59,7 +43,7 @@ def test_stages_take_what_their_schedule_takes_where_all_are_alike(bench: dict[s
     assert least == pytest.approx(10 * min(ideals.backprop_s(4, 4, (0.25, 0.5), 0.1, carried_s=0.1)))
 
 
-def test_replicas_share_a_batch_and_wait_for_each_other(bench: dict[str, ModuleType]) -> None:
+def test_replicas_share_a_batch_and_wait_for_each_other(bench: Benches) -> None:
     """Halves take 0.5 s and 1 s; a ring of two carries 100 of 100 bytes in two messages: 2 (50 / 100 + 0.25) s."""
     times, link, layers = bench["pays_times"], Link(bytes_per_s=100.0, latency_s=0.25), even(bench, 1, weights=100)
     assert [way.seconds for way in times.data_parallel(layers, link, 2, 10)] == [30.0, 20.0]
@@ -69,7 +53,7 @@ def test_replicas_share_a_batch_and_wait_for_each_other(bench: dict[str, ModuleT
     assert alone == {"1×1"}
 
 
-def test_workers_of_local_sgd_have_the_model_at_the_end_of_a_round(bench: dict[str, ModuleType]) -> None:
+def test_workers_of_local_sgd_have_the_model_at_the_end_of_a_round(bench: Benches) -> None:
     """14 batches of two workers, 4 steps a round: 2 rounds, so 8 steps of 3 s and 2 averages of 1.5 s."""
     times, curve = bench["pays_times"], bench["pays_curves"].Curve
     measured = [(0, 0.0), (8, 0.4), (16, 0.8)]
@@ -80,7 +64,7 @@ def test_workers_of_local_sgd_have_the_model_at_the_end_of_a_round(bench: dict[s
     assert not list(times.local_sgd(layers, link, 4, curves, 0.9))  # never
 
 
-def test_workers_go_on_from_where_the_outer_optimizer_takes_their_mean(bench: dict[str, ModuleType]) -> None:
+def test_workers_go_on_from_where_the_outer_optimizer_takes_their_mean(bench: Benches) -> None:
     """From 1, two workers come to 0 and 0.5: a way of 0.75, of which Nesterov takes 0.7 (1 + 0.9)."""
     team = [[BP(nn.Linear(1, 1, bias=False))] for _ in range(2)]
     weights = [next(layers[0].parameters()) for layers in team]
@@ -95,12 +79,12 @@ def test_workers_go_on_from_where_the_outer_optimizer_takes_their_mean(bench: di
         assert weight.item() == pytest.approx(1 - 0.7 * 1.9 * 0.75, abs=1e-6)
 
 
-def test_the_best_of_a_row_is_marked_and_what_never_comes_is_told(bench: dict[str, ModuleType]) -> None:
+def test_the_best_of_a_row_is_marked_and_what_never_comes_is_told(bench: Benches) -> None:
     row = {"AL": {"seconds": 2.0, "layout": "4×1"}, "BP": {"seconds": 11.06, "layout": "8"}, "SGD": None}
     assert list(bench["pays"]._cells(row)) == ["**2** (4×1)", "11.1 (8)", "never"]
 
 
-def test_figures_of_a_quick_run_are_not_kept(bench: dict[str, ModuleType], capsys: pytest.CaptureFixture[str]) -> None:
+def test_figures_of_a_quick_run_are_not_kept(bench: Benches, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as raised:
         bench["pays"].main(["--quick"])
     assert raised.value.code == 2

@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 from torch import nn
 
 from pipeal import BP, ALPackage
-
-BENCH = Path(__file__).parents[1] / "scripts" / "bench"
-
-
-@pytest.fixture(scope="module")
-def bench() -> Iterator[dict[str, ModuleType]]:
-    sys.path.insert(0, str(BENCH))
-    try:
-        yield {name: import_module(name) for name in ("replicas", "rungs", "rung_data")}
-    finally:
-        sys.path.remove(str(BENCH))
+from tests.benches import Benches
 
 
 def verses(tmp_path: Path) -> str:
@@ -32,7 +18,7 @@ def verses(tmp_path: Path) -> str:
 
 
 @pytest.mark.slow
-def test_two_processes_come_to_the_weights_of_one(bench: dict[str, ModuleType], tmp_path: Path) -> None:
+def test_two_processes_come_to_the_weights_of_one(bench: Benches, tmp_path: Path) -> None:
     order = {"model": "charlm", "form": "bp", "precision": "fp32", "compile": "none", "batches": [3]}
     (row,) = bench["replicas"].hold({**order, "steps": 2, "turns": 1, "root": verses(tmp_path)}, 2)
     assert row.batch == 3
@@ -44,7 +30,7 @@ def test_two_processes_come_to_the_weights_of_one(bench: dict[str, ModuleType], 
     assert 0 < row.apart < 0.02  # Adam's first steps are as long for a gradient of rounding as for any other
 
 
-def test_how_far_weights_are_apart_is_told_as_a_share_of_their_way(bench: dict[str, ModuleType]) -> None:
+def test_how_far_weights_are_apart_is_told_as_a_share_of_their_way(bench: Benches) -> None:
     def package(weight: float) -> ALPackage:
         model = nn.Linear(3, 2)
         nn.init.constant_(model.weight, weight)
@@ -54,7 +40,7 @@ def test_how_far_weights_are_apart_is_told_as_a_share_of_their_way(bench: dict[s
     assert bench["replicas"].apart(package(1.0), package(3.0), package(3.5)) == pytest.approx(0.25)
 
 
-def test_a_setting_says_how_many_samples_a_batch_has(bench: dict[str, ModuleType], tmp_path: Path) -> None:
+def test_a_setting_says_how_many_samples_a_batch_has(bench: Benches, tmp_path: Path) -> None:
     task = bench["rung_data"].task_of("charlm", torch.device("cpu"), verses(tmp_path))
     setting = bench["rungs"].Setting
     sizes = [len(next(task.batches(setting("bp", batch=batch), 0))) for batch in (None, 5)]
@@ -62,7 +48,7 @@ def test_a_setting_says_how_many_samples_a_batch_has(bench: dict[str, ModuleType
 
 
 def test_processes_are_held_against_one_with_batches_of_the_same_size(
-    bench: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
+    bench: Benches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half of charlm's usual batch takes nearly as long as all of it: processes could not be faster."""
     monkeypatch.setattr(bench["rungs"], "cores", lambda: 2)
