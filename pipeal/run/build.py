@@ -70,6 +70,11 @@ class Models(ABC):
         """
         return replace(self, config=config)
 
+    def how(self, mode: str) -> dict[str, Any]:
+        """What the configuration says to a method: its learning rates, and what is for it alone."""
+        section = getattr(self.config.methods, METHODS[mode].module, None)
+        return {"lr": rates(self.config.train.lr, mode), "method_options": {} if section is None else asdict(section)}
+
     def package(self, mode: str, seed: int) -> ALPackage:
         """All of :meth:`layers`, with the same bits."""
         return ALPackage(self.layers(mode, seed))
@@ -245,12 +250,6 @@ def rates(lr: LrConfig, mode: str) -> LearningRates:
     """One learning rate for each side of layers that have a label side; one for all of others."""
     base = USUAL_RATE if lr.base is None else lr.base  # of a model alone, of whose run nothing is known
     return {"enc": base, "ae": base if lr.ae is None else lr.ae} if METHODS[mode].has_labels else base
-
-
-def method_options(config: RunConfig, mode: str) -> dict[str, Any]:
-    """What the configuration says to the method alone, as keyword arguments of its ``make_layers``."""
-    section = getattr(config.methods, METHODS[mode].module, None)
-    return {} if section is None else asdict(section)
 
 
 def looks_ahead(model: ModelConfig) -> Ahead:

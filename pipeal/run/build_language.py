@@ -22,7 +22,7 @@ from pipeal.engine import Pipeline
 from pipeal.methods.al import OptimizerFactory
 from pipeal.models import CharDims, TokenCrossEntropy, generate_each, model_layers
 from pipeal.reporting import bars
-from pipeal.run.build import SPLIT_SEED, Experiment, Models, data_root, looks_ahead, method_options, rates, with_names
+from pipeal.run.build import SPLIT_SEED, Experiment, Models, data_root, looks_ahead, with_names
 from pipeal.run.stopping import StopRequest, Unless
 from pipeal.training.evaluation import Criterion, accuracy_and_loss
 
@@ -59,8 +59,7 @@ class LanguageModels(Models):
             self.config.model.name,
             mode,
             self.characters,
-            lr=rates(self.config.train.lr, mode),
-            method_options=method_options(self.config, mode),
+            **self.how(mode),
             optimizer=adam,
             dims=_dims(self.config.model),
             weights=self.config.model.weights,

@@ -54,8 +54,6 @@ from pipeal.run.build import (
     hold_out,
     kept_in,
     looks_ahead,
-    method_options,
-    rates,
     with_names,
 )
 
@@ -116,9 +114,8 @@ class TextModels(Models):
     def imported(self, mode: str) -> tuple[Imported, dict[str, Any]]:
         """A model of another library, and what its :meth:`Imported.layers` are given for a method."""
         model = self.config.model
-        options = {"lr": rates(self.config.train.lr, mode), "method_options": method_options(self.config, mode)}
         network = Imported(model.name, self.classes, pad_index=self.pad_index, parts=model.parts, weights=model.weights)
-        return network, {"code": model.y_hid, **options}
+        return network, {"code": model.y_hid, **self.how(mode)}
 
     def build(self, mode: str) -> Iterator[TrainableLayer]:
         """See :meth:`Models.build <pipeal.run.build.Models.build>`."""
@@ -134,8 +131,7 @@ class TextModels(Models):
             mode,
             self.vocab_size,
             self.classes,
-            lr=rates(self.config.train.lr, mode),
-            method_options=method_options(self.config, mode),
+            **self.how(mode),
             optimizer=TouchedAdam if touched else None,
             dims=_dims(model),
             pad_index=self.pad_index,

@@ -38,8 +38,6 @@ from pipeal.run.build import (
     hold_out,
     kept_in,
     looks_ahead,
-    method_options,
-    rates,
     with_names,
 )
 
@@ -65,27 +63,22 @@ class VisionModels(Models):
         """A model of another library, and what its :meth:`Imported.layers` are given for a method."""
         model = self.config.model
         assert model.bridges != "lookahead"  # refused where options are read
-        options = {"lr": rates(self.config.train.lr, mode), "method_options": method_options(self.config, mode)}
         of_al = {"hidden": model.x_hid, "labels": model.labels, "bridges": model.bridges, "code": model.y_hid}
         size = self.config.data.size
-        return Imported(model.name, self.classes, size=size, parts=model.parts, weights=model.weights), {
-            **of_al,
-            **options,
-        }
+        network = Imported(model.name, self.classes, size=size, parts=model.parts, weights=model.weights)
+        return network, {**of_al, **self.how(mode)}
 
     def build(self, mode: str) -> Iterator[TrainableLayer]:
         """See :meth:`Models.build <pipeal.run.build.Models.build>`."""
-        model, size = self.config.model, self.config.data.size
-        lr, options = rates(self.config.train.lr, mode), method_options(self.config, mode)
+        model = self.config.model
         if source_of(model.name) is None:
             layers = model_layers(
                 VISION,
                 model.name,
                 mode,
                 self.classes,
-                lr=lr,
-                method_options=options,
-                dims=_dims(model, size),
+                **self.how(mode),
+                dims=_dims(model, self.config.data.size),
                 one_by_one=True,
                 weights=model.weights,
             )
