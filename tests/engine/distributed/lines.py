@@ -11,6 +11,8 @@ from unittest.mock import patch
 import torch.distributed as dist
 
 from pipeal.engine.distributed import pipeline as front
+from pipeal.engine.distributed.follower import OnSnapshot
+from pipeal.engine.distributed.pipeline import DistributedPipeline, serve
 from pipeal.engine.distributed.process_groups import Groups, Seat
 from pipeal.engine.distributed.world import World
 
@@ -55,3 +57,22 @@ def on_each(worlds: list[World], work: Callable[[World], T]) -> list[T]:
         if isinstance(one, BaseException):
             raise one
     return found
+
+
+def with_pipe(
+    worlds: list[World],
+    packages: list[Any],
+    work: Callable[[DistributedPipeline], Any],
+    on_snapshot: OnSnapshot | None = None,
+    **more: Any,
+) -> Any:
+    """What ``work`` gives on rank 0."""
+    chosen: dict[str, Any] = {"threads": 1, "stall_timeout_s": 60.0} | more
+
+    def on_rank(world: World) -> Any:
+        if world.rank:
+            return serve(packages[world.rank], world, on_snapshot=on_snapshot, **chosen)
+        with DistributedPipeline(packages[0], world, **chosen) as pipe:
+            return work(pipe)
+
+    return on_each(worlds, on_rank)[0]

@@ -16,18 +16,9 @@ from pipeal.engine.distributed.pipeline import DistributedPipeline, serve
 from pipeal.engine.distributed.world import World
 
 from ..cases import Case, Layer, Outcome, cases, cosine, cuts, outcome, reference
+from ..test_exactness import RICH
 from .lines import on_each, thread_ranks
 
-RICH = Case(
-    (
-        Layer("nn.Dropout", "AL", 8, 5),
-        Layer("functional", "own ENC", 5, 4, "adamw"),
-        Layer("pipeal.Dropout", "published AL", 9, 3, "sgd"),
-        Layer("batch norm", "own AE", 4, 3),
-    ),
-    rows=(5, 5, 3, 5, 5, 2),
-    seed=11,
-)
 PAIRS = Case(
     (Layer("linear", "AL", 7, 5), Layer("linear", "silent AL", 6, 4), Layer("linear", "AL", 3, 3), Layer("linear")),
     rows=(4, 6, 5, 2),

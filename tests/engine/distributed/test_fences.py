@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -15,34 +16,18 @@ import torch
 
 from pipeal import ALPackage, Pipeline, ScheduleError, StallError
 from pipeal.engine import SCHEDULES, LayerState, Snapshot, Window, layer_state, violations
-from pipeal.engine.distributed.follower import OnSnapshot, Server
-from pipeal.engine.distributed.pipeline import DistributedPipeline, serve
+from pipeal.engine.distributed.follower import Server
+from pipeal.engine.distributed.pipeline import DistributedPipeline
 from pipeal.engine.distributed.world import World
 
 from ..cases import cosine
 from ..test_fence import RICH, by_hand, differences
 from ..test_layer_state import rebuilt
 from ..traps import Trap, quick, throw
-from .lines import on_each, thread_ranks
+from .lines import thread_ranks
+from .lines import with_pipe as with_any_pipe
 
-
-def with_pipe(
-    worlds: list[World],
-    packages: list[Any],
-    work: Callable[[DistributedPipeline], Any],
-    on_snapshot: OnSnapshot | None = None,
-    **more: Any,
-) -> Any:
-    """What ``work`` gives on rank 0."""
-    chosen: dict[str, Any] = {"threads": 1, "stall_timeout_s": 60.0, "seed": RICH.seed} | more
-
-    def on_rank(world: World) -> Any:
-        if world.rank:
-            return serve(packages[world.rank], world, on_snapshot=on_snapshot, **chosen)
-        with DistributedPipeline(packages[0], world, **chosen) as pipe:
-            return work(pipe)
-
-    return on_each(worlds, on_rank)[0]
+with_pipe = partial(with_any_pipe, seed=RICH.seed)
 
 
 def built(worlds: list[World]) -> list[ALPackage]:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections import UserDict
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from pipeal import ALPackage, ConfigError, Pipeline, PlacementError, ScheduleError
-from pipeal.engine.distributed.pipeline import DistributedPipeline, serve
-from pipeal.engine.distributed.world import World
+from pipeal.engine.distributed.pipeline import DistributedPipeline
 from pipeal.engine.inference.exit_policy import EarlyExits, ExitPolicy
 
 from ..cases import Case, Layer, predictions_by_hand
-from .lines import on_each, thread_ranks
+from .lines import thread_ranks, with_pipe
 
 CASE = Case(
     (Layer("batch norm", "AL", 8, 5), Layer("nn.Dropout", "AL", 5, 4), Layer("attention"), Layer("linear", "AL", 7, 3)),
@@ -24,21 +22,6 @@ CASE = Case(
     seed=3,
 )
 TUPLES = Case((Layer(), Layer("linear", "own ENC", 6, 2), Layer(), Layer()), rows=(4, 5, 6), pairs=True, seed=8)
-
-
-def with_pipe(
-    worlds: list[World], packages: list[ALPackage], work: Callable[[DistributedPipeline], Any], **more: Any
-) -> Any:
-    """What ``work`` gives on rank 0."""
-    chosen: dict[str, Any] = {"threads": 1, "stall_timeout_s": 60.0} | more
-
-    def on_rank(world: World) -> Any:
-        if world.rank:
-            return serve(packages[world.rank], world, **chosen)
-        with DistributedPipeline(packages[0], world, **chosen) as pipe:
-            return work(pipe)
-
-    return on_each(worlds, on_rank)[0]
 
 
 def by_hand(case: Case) -> list[list[Tensor]]:

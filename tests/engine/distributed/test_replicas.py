@@ -21,6 +21,7 @@ from pipeal.engine.distributed.world import World
 from pipeal.engine.pipeline import Updates
 
 from ..cases import Case, Layer, Outcome, cosine, outcome, train_by_hand
+from ..test_exactness import Langevin
 from .lines import on_each, thread_ranks
 
 EXACT = Case((Layer("linear", "AL", 7, 5), Layer("linear", "published AL", 6, 4, "sgd"), Layer("linear", "AL", 4, 3)),
@@ -172,17 +173,6 @@ def test_replicas_draw_numbers_of_their_own() -> None:
     with thread_ranks(2, replicas=2) as worlds:
         train(worlds, [package(0), package(1)], [[(torch.randn(4, 3), torch.randn(4, 2))]] * 2)
     assert not torch.equal(seen[0], seen[1])
-
-
-class Langevin(torch.optim.SGD):
-    """An optimizer that draws."""
-
-    def step(self, closure: Any = None) -> Any:
-        super().step(closure)
-        with torch.no_grad():
-            for group in self.param_groups:
-                for parameter in group["params"]:
-                    parameter.add_(torch.randn_like(parameter), alpha=1e-3)
 
 
 def test_updates_that_draw_leave_replicas_alike() -> None:

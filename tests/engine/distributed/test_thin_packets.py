@@ -20,10 +20,10 @@ from pipeal.engine.inference.exit_policy import ExitPolicy
 
 from ..cases import Case, cases, cuts, predictions_by_hand, reference
 from ..test_thin_packets import batches, package
-from .lines import on_each, thread_ranks
+from .lines import on_each, thread_ranks, with_pipe
 from .processes import run as run_processes
 from .test_exactness import PAIRS, RICH, run, trained
-from .test_predictions import CASE, TUPLES, with_pipe
+from .test_predictions import CASE, TUPLES
 from .test_replicas import EXACT, shares, state, train
 
 KINDS: list[Any] = [kind for kind in get_args(PacketFormat) if kind != "as_is"]
