@@ -16,6 +16,7 @@ from pipeal.data import (
     BinnedBatchSampler,
     FixedBatchSampler,
     LengthGroupedBatchSampler,
+    PlannedBatchSampler,
     TokenBudgetBatchSampler,
     padding_share,
 )
@@ -26,6 +27,7 @@ MAKERS = {
     "grouped": lambda lengths, **options: LengthGroupedBatchSampler(lengths, 4, **options),
     "budget": lambda lengths, **options: TokenBudgetBatchSampler(lengths, 200, **options),
     "budget of few": lambda lengths, **options: TokenBudgetBatchSampler(lengths, 200, max_samples=3, **options),
+    "planned": lambda lengths, **options: PlannedBatchSampler(lengths, 400, **options),
     "binned": lambda lengths, **options: BinnedBatchSampler(
         lengths, [8, 16, 24, 40], 200, buffer_samples=50, **options
     ),
@@ -75,6 +77,7 @@ def test_without_shuffling_equal_lengths_stay_in_order():
     for sampler in (
         TokenBudgetBatchSampler(VARIED, 200, shuffle=False),
         LengthGroupedBatchSampler(VARIED, 4, shuffle=False),
+        PlannedBatchSampler(VARIED, 400, shuffle=False),
     ):
         flat = list(chain.from_iterable(sampler))
         assert flat == sorted(range(len(VARIED)), key=lambda index: -VARIED[index])
@@ -89,7 +92,7 @@ def test_membership_changes_even_where_no_two_lengths_are_equal():
     assert len(longest) == 10
 
 
-@pytest.mark.parametrize("make", [MAKERS["grouped"], MAKERS["budget"]])
+@pytest.mark.parametrize("make", [MAKERS["grouped"], MAKERS["budget"], MAKERS["planned"]])
 def test_batches_do_not_come_by_length(make):
     longest = [max(VARIED[batch]) for batch in make(VARIED)]
     assert longest != sorted(longest, reverse=True)
@@ -115,6 +118,7 @@ def test_iterators_do_not_disturb_each_other(make):
     sampler.set_epoch(5)
     other = list(sampler)
     assert begun + list(running) == alone != other
+    assert next(running, None) is None
 
 
 @each
