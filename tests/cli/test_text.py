@@ -484,11 +484,12 @@ def test_what_may_not_be_written_is_told_before_any_data_is_read(
 
 
 @pytest.mark.slow
-def test_the_script_shows_its_options() -> None:
+@pytest.mark.parametrize(("script", "option"), [("nlpmain.py", "--schedule"), ("cvmain.py", "--augmentation")])
+def test_a_script_shows_its_options(script: str, option: str) -> None:
     shown = subprocess.run(
-        [sys.executable, str(ROOT / "nlpmain.py"), "--help"], capture_output=True, text=True, check=True, cwd=ROOT
+        [sys.executable, str(ROOT / script), "--help"], capture_output=True, text=True, check=True, cwd=ROOT
     )
-    assert "--schedule" in shown.stdout
+    assert option in shown.stdout
 
 
 def test_devices_as_typed() -> None:

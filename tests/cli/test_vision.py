@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import re
-import subprocess
-import sys
 import zipfile
 from functools import partial
 from pathlib import Path
@@ -182,14 +180,6 @@ def test_bad_data_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixt
         made.writestr("tiny-imagenet-200/train/n01/images/n01_0.JPEG", b"")
         made.writestr("tiny-imagenet-200/val/images/val_0.JPEG", b"")
     assert re.search(r"val_annotations.txt", told("no annotations"))
-
-
-@pytest.mark.slow
-def test_the_script_shows_its_options() -> None:
-    shown = subprocess.run(
-        [sys.executable, str(ROOT / "cvmain.py"), "--help"], capture_output=True, text=True, check=True, cwd=ROOT
-    )
-    assert "--augmentation" in shown.stdout
 
 
 @pytest.mark.data

@@ -263,15 +263,17 @@ def test_a_disk_that_is_too_small_is_told_and_nothing_is_lost(tmp_path: Path, mo
     assert "update of stage 0, layer 0 (AL), batch 0" in notes_of(caught.value)
 
 
-def test_a_disk_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pipe = Pipeline([layer(number) for number in range(3)], "cpu", threads=1, offload="disk", offload_folder=tmp_path)
+@pytest.mark.parametrize(("layers", "count"), [(3, 4), (1, 1)])  # of the one only the last write can fail
+def test_a_disk_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layers: int, count: int) -> None:
+    package = [layer(number) for number in range(layers)]
+    pipe = Pipeline(package, "cpu", threads=1, offload="disk", offload_folder=tmp_path)
 
     def broken(_: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(os, "fdatasync", broken)
     with pytest.raises(DataError, match=r"an offloaded layer: .*Input/output error"), pipe:
-        pipe.run(batches())
+        pipe.run(batches(count))
 
 
 def test_a_folder_that_takes_no_file_is_one_line(tmp_path: Path) -> None:
@@ -336,17 +338,6 @@ def test_many_layers_take_few_descriptors(tmp_path: Path) -> None:
         assert len(os.listdir("/proc/self/fd")) - before - in_training <= 3 * 6
         pipe.run(batches(20))
         assert len(os.listdir("/proc/self/fd")) - before - in_training <= 3 * 6
-
-
-def test_an_error_of_the_last_write_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pipe = Pipeline([layer()], "cpu", threads=1, offload="disk", offload_folder=tmp_path)
-
-    def broken(_: int) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(os, "fdatasync", broken)
-    with pytest.raises(DataError, match=r"an offloaded layer: .*Input/output error"), pipe:
-        pipe.run(batches(1))
 
 
 def test_snapshots_have_storages_of_their_own_size(tmp_path: Path) -> None:

@@ -190,15 +190,6 @@ def test_every_method_trains_every_model(name: str, method: str) -> None:
     assert all(moved)
 
 
-def test_it_learns() -> None:
-    package = built("lstm")
-    y = torch.arange(16) % 4
-    x = (y + 1).unsqueeze(1).expand(16, 5).contiguous()
-    with Pipeline(package, "cpu", "sequential", threads=1) as pipe:
-        pipe.run([(x, y)] * 60)
-        assert all(torch.equal(logits.argmax(-1), y) for logits in next(pipe.predict_exits([x])))
-
-
 def test_its_layers_compute_in_groups_of_similar_length() -> None:
     package = built("lstm").eval()
     ((x, _),) = batches("lstm", 1)

@@ -148,7 +148,7 @@ def test_padding_changes_no_loss(method: str) -> None:
     torch.testing.assert_close(found[0], found[1])
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, "greedy"])
 def test_it_learns(method: str) -> None:
     package = built("lstm", method)
     y = torch.arange(16) % 4
