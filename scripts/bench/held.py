@@ -18,7 +18,6 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
-from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
 from time import perf_counter, process_time
@@ -27,6 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from processes import torchrun
+from schedules import transformer
 
 from pipeal.core.tree import Tree
 from pipeal.engine import SCHEDULES, Pipeline, balance
@@ -37,7 +37,7 @@ from pipeal.engine.distributed.pipeline import DistributedPipeline, serve
 from pipeal.engine.distributed.world import World, open_world
 from pipeal.engine.sizes import layers_of_stages
 from pipeal.methods.al import ALPackage
-from pipeal.models import TextDims, VisionDims, build_text, build_vision
+from pipeal.models import VisionDims, build_vision
 from pipeal.planning.measure.contention import (
     contention_of,
     crowding_in_turn,
@@ -59,15 +59,6 @@ MEASURED = 10
 
 Build = Callable[[int], tuple[ALPackage, list[Any]]]
 """From a number of batches to a new package and that many batches."""
-
-
-def transformer(batches: int) -> tuple[ALPackage, list[Any]]:
-    """The published transformer with random words: 64 texts of 24 to 32 words each batch."""
-    torch.manual_seed(0)
-    words = 30_000
-    package = build_text("transformer", "al", vocab_size=words, classes=4, dims=TextDims())
-    lengths = islice(cycle(range(24, 33, 2)), batches)
-    return package, [(torch.randint(2, words, (64, length)), torch.randint(4, (64,))) for length in lengths]
 
 
 def resnet(batches: int) -> tuple[ALPackage, list[Any]]:

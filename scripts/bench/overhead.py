@@ -24,9 +24,10 @@ from typing import Any
 
 import torch
 from rich.progress import track
+from text import read
 
 from pipeal.core.options import EngineOptions
-from pipeal.data import Batch, BatchLoader, Corpus, PlannedBatchSampler, Vocab, clean, load_text
+from pipeal.data import Batch, BatchLoader, PlannedBatchSampler
 from pipeal.engine import Action, Pipeline, Window, open_device
 from pipeal.engine.devices import fastest_precision
 from pipeal.engine.devices.allocator import keep_freed_memory
@@ -123,10 +124,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every figure there")
     options = parser.parse_args()
 
-    data = load_text(options.dataset, options.data_root)
-    words = [clean(text) for text in data.train.texts]
-    vocab = Vocab.build(words)
-    corpus = Corpus.from_tokens(words, data.train.labels, vocab, max_len=128, classes=len(data.classes))
+    corpus, vocab = read(options.dataset, options.data_root)
     loader = BatchLoader(corpus, PlannedBatchSampler(corpus.lengths, options.budget_tokens, max_samples=512))
     batches = list(islice(cycle(list(loader)), options.batches))
     torch.manual_seed(0)

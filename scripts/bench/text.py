@@ -188,6 +188,14 @@ def placements(model: str, corpus: Corpus, vocab: Vocab, budget: int, precision:
     return found
 
 
+def read(dataset: str, root: Path) -> tuple[Corpus, Vocab]:
+    """The training samples, cut after 128 words, and the vocabulary."""
+    data = load_text(dataset, root)
+    words = [clean(text) for text in data.train.texts]
+    vocab = Vocab.build(words)
+    return Corpus.from_tokens(words, data.train.labels, vocab, max_len=128, classes=len(data.classes)), vocab
+
+
 def main() -> None:
     keep_freed_memory()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -199,10 +207,7 @@ def main() -> None:
     parser.add_argument("--table", choices=["ladder", "placements", "both"], default="both")
     options = parser.parse_args()
 
-    data = load_text(options.dataset, options.data_root)
-    words = [clean(text) for text in data.train.texts]
-    vocab = Vocab.build(words)
-    corpus = Corpus.from_tokens(words, data.train.labels, vocab, max_len=128, classes=len(data.classes))
+    corpus, vocab = read(options.dataset, options.data_root)
     tokens = int(corpus.lengths.sum())
     print("  ".join(f"{key} {value}" for key, value in environment().items()))
     title = f"{options.dataset} {options.model}: {len(corpus):,} samples, {tokens:,} tokens per epoch"
