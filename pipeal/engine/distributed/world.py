@@ -145,7 +145,7 @@ class World(Collectives):
             raise self.explained(error) from error
         except RuntimeError as error:
             # Gloo has no class of its own for it, but says in which of its files.
-            if "gloo/transport" in str(error) or isinstance(error, getattr(dist, "DistBackendError", ())):
+            if "gloo/transport" in str(error) or isinstance(error, dist.DistBackendError):
                 raise self.peer_lost(None, error) from error
             raise
 
