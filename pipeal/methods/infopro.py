@@ -218,8 +218,13 @@ def _require_images(network: Network) -> None:
     hidden = [unit.features for unit in network.units[: -network.sizes[-1]] or network.units]
     for features in (*hidden, network.reads):
         if not network.is_image(features):
-            kind = "answers at each place" if network.per_place else "is no model of images alone"
+            kind, way = "is no model of images alone", "train it by another method, such as dgl"
+            if network.per_place:
+                kind = "answers at each place"
+            elif network.is_image(network.units[0].features):
+                kind = "has no images where one of its parts ends, as behind a pooling"
+                way = f"cut it into fewer parts, or {way}"
             raise ConfigError(
                 f"InfoPro rebuilds the input image from features (B, C, H, W), but this network {kind}: "
-                f"it has features of {describe(shapes_of(features))}; train it by another method, such as dgl"
+                f"it has features of {describe(shapes_of(features))}; {way}"
             )

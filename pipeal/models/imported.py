@@ -104,12 +104,9 @@ class Imported:
         of_al = {"code": code, "hidden": hidden, "labels": labels, "bridges": bridges}
         with torch.device("cpu"):
             network, sample = self.network() if network is None else network, self.sample()
-            head = None if METHODS[method].is_whole else head_of(network, self.classes)
-            if head is not None:
-                network.set_submodule(head, nn.Identity())
             try:
                 package = ALPackage.from_bp(
-                    self.pieces(network, sample),
+                    self.pieces(network, sample, with_head=METHODS[method].is_whole),
                     sample,
                     self.classes,
                     method=method,
@@ -154,8 +151,13 @@ class Imported:
         tokens[1:, length // 2 :] = self.pad_index
         return tokens
 
-    def pieces(self, network: nn.Module, sample: Tensor) -> list[nn.Module]:
-        """The parts that it is cut into, in order; together they are the network.
+    def pieces(self, network: nn.Module, sample: Tensor, with_head: bool = True) -> list[nn.Module]:
+        """The parts that it is cut into, in order; together they are the network, which is cut alike with its head.
+
+        Args:
+            network: What :meth:`network` gave.
+            sample: What :meth:`sample` gave.
+            with_head: False leaves :class:`torch.nn.Identity` in the network, where its head was.
 
         Raises:
             ConfigError: It cannot be cut.
@@ -165,8 +167,16 @@ class Imported:
             with probing(network):
                 network(sample)
         except Exception as error:  # whatever its forward raises
-            raise ConfigError(f"it does not take {what}: {first_line(error)}") from error
-        pieces = [part.module for part in self._cut(network, sample)]
+            way = "; another data.size (--size) may do" if self.pad_index is None else ""
+            raise ConfigError(f"it does not take {what}: {first_line(error)}{way}") from error
+        head = head_of(network, self.classes)
+        if head is not None:
+            answer = network.get_submodule(head)
+            network.set_submodule(head, nn.Identity())
+        names = self._names(network, sample)
+        if head is not None and with_head:
+            network.set_submodule(head, answer)
+        pieces = [part.module for part in cut([network] if names is None else network, names, sample)]
         x: Tree = sample
         try:
             for piece in pieces:
@@ -177,22 +187,23 @@ class Imported:
         check_same(network, sample, x)
         return pieces
 
-    def _cut(self, network: nn.Module, sample: Tensor) -> list[Any]:
+    def _names(self, network: nn.Module, sample: Tensor) -> list[str] | None:
+        """Where parts begin, but for the first; None of one part. The network is without its head."""
         if self.parts == 1:
-            return cut([network], None, sample)
+            return None
         row = _row_of_blocks(network) if source_of(self.name) == HF else None
         if row is None:
-            return cut(network, self._by_cost(network, sample), sample)
+            return self._by_cost(network, sample)
         name, blocks = row
         sizes = part_sizes(blocks + 1, self.parts)  # what comes before the first block is one, too
-        return cut(network, [f"{name}.{start - 1}" for start in list(accumulate(sizes))[:-1]], sample)
+        return [f"{name}.{start - 1}" for start in list(accumulate(sizes))[:-1]]
 
     def _by_cost(self, network: nn.Module, sample: Tensor) -> list[str]:
         """Where parts of about equal cost begin; costs are counted, so that they are the same in every process."""
         count = self.parts or USUAL_PARTS
         key = (self.name, self.classes, self.size, count)
         if key not in _BY_COST:
-            _BY_COST[key] = names_for(network, count, sample)
+            _BY_COST[key] = names_for(network, count, sample, asked="model.parts")
         return _BY_COST[key]
 
 
@@ -468,7 +479,9 @@ def _of_torchvision(name: str, classes: int, size: int) -> nn.Module:
     try:
         model: nn.Module = torchvision.models.get_model(name, weights=None, num_classes=classes, **options)
     except Exception as error:  # an image that no patch divides, say
-        raise ConfigError(f"model.name: torchvision:{name} for images of {size} pixels: {first_line(error)}") from error
+        raise ConfigError(
+            f"model.name: torchvision:{name} for images of {size} pixels (data.size, --size): {first_line(error)}"
+        ) from error
     return model
 
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from pipeal import ALPackage, ConfigError, DataError, Pipeline
 from pipeal.core.names import TEXT
 from pipeal.methods.bp_parts import bp_parts
-from pipeal.models import TextDims, model_layers
+from pipeal.models import TextDims, imported, model_layers
 from pipeal.models.imported import Imported, head_of, text_limits
 
 transformers = pytest.importorskip("transformers")
@@ -128,6 +128,37 @@ def test_other_methods_train_it_without_its_head(method: str, tmp_path: Path) ->
     assert head_of(network.network(), CLASSES) == "model.classifier"
     package = learns(network, texts(), method)
     assert not [name for name, _ in package.named_parameters() if "classifier.weight" in name]
+
+
+@pytest.mark.parametrize("order", [("al", "bp"), ("bp", "al"), ("bp",)])
+def test_a_network_is_cut_alike_whatever_was_cut_before(
+    order: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Symptom: BP's checkpoint of a comparison could not be read again, and AL after BP had a part without weights.
+
+    Cause: where to cut was counted with the head for BP, without it for others, and kept for both.
+    """
+    monkeypatch.setattr(imported, "_BY_COST", {})
+    network = Imported("torchvision:mobilenet_v3_small", 10, size=32, parts=6)
+    weights = {}
+    for method in order:
+        layers = list(network.layers(method, code=4))
+        parts = layers[0].model if method == "bp" else [layer.enc.f for layer in layers]  # type: ignore[union-attr]
+        weights[method] = [sum(weight.numel() for weight in part.parameters()) for part in parts]  # type: ignore[operator, union-attr]
+    without_head = [1208, 80280, 200880, 294096, 350544, 590848]
+    head = 1024 * 10 + 10
+    assert weights["bp"] == [*without_head[:-1], without_head[-1] + head]
+    assert weights.get("al", without_head) == without_head
+
+
+def test_what_a_user_asked_for_is_named_where_a_network_cannot_be_cut() -> None:
+    for name, method, parts, refused in (
+        ("squeezenet1_1", "bp", 500, "model.parts is 500, but only "),
+        ("alexnet", "bp", 2, r"images of 32 pixels: .*; another data.size \(--size\) may do"),
+        ("mobilenet_v3_small", "infopro", 4, "no images where one of its parts ends, .*; cut it into fewer parts, or "),
+    ):
+        with pytest.raises(ConfigError, match=f"torchvision:{name}: .*{refused}"):
+            next(Imported(f"torchvision:{name}", 10, size=32, parts=parts).layers(method, code=4))
 
 
 def test_a_last_batch_of_one_image_is_learnt_from(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ _ACTIVATIONS = 3
 _WEIGHTS = 7
 
 
-def names_for(model: nn.Module, count: int, sample: Tree) -> list[str]:
+def names_for(model: nn.Module, count: int, sample: Tree, asked: str = "split") -> list[str]:
     """The submodules at which ``count`` parts of about equal cost begin, but for the first part.
 
     A part begins at a submodule that has a matrix of weights, and takes a batch: what has none (norms, activations)
@@ -40,6 +40,7 @@ def names_for(model: nn.Module, count: int, sample: Tree) -> list[str]:
         model: The network, on one device.
         count: How many parts.
         sample: A batch of inputs, the batch first.
+        asked: The option that says how many.
 
     Raises:
         ConfigError: The forward cannot be followed, or does not take the sample, or there are fewer such submodules.
@@ -47,7 +48,7 @@ def names_for(model: nn.Module, count: int, sample: Tree) -> list[str]:
     have = sum(_has_matrix(part.parameters(recurse=False)) for part in model.modules())
     if have < count:
         raise ConfigError(
-            f"split is {count}, but only {have} submodules have a matrix of weights for a layer to begin at"
+            f"{asked} is {count}, but only {have} submodules have a matrix of weights for a layer to begin at"
         )
     around, closed = _with_sequences(model, ()), set[str]()
     while True:
@@ -75,7 +76,7 @@ def names_for(model: nn.Module, count: int, sample: Tree) -> list[str]:
         found = ", ".join(name for name, _ in costs if name)
         why = f"; {turned[0]}, not the batch first (GRU, LSTM and attention take batch_first=True)" if turned else ""
         raise ConfigError(
-            f"split is {count}, but there are only {len(costs)} parts that a layer can be made of: {found}{why}"
+            f"{asked} is {count}, but there are only {len(costs)} parts that a layer can be made of: {found}{why}"
         )
     *starts, _ = accumulate(balance([cost for _, cost in costs], count))
     return [costs[start][0] for start in starts]
