@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from pipeal.config import RunConfig, document, load_config
 from pipeal.core.artifacts import CHECKPOINTS
+from pipeal.core.errors import PeerLostError
 from pipeal.core.protocols import TrainableLayer
 from pipeal.data import Batch, Share
 from pipeal.engine import Window
@@ -61,6 +62,7 @@ class Follower(Generic[Config]):
         self.device = device
         self._models: Models | None = None
         self._experiment: Experiment | None = None
+        self._failure: Exception | None = None
 
     def follow(self) -> None:
         """Does what is told until rank 0 has it leave.
@@ -72,7 +74,7 @@ class Follower(Generic[Config]):
         # A signal asks the run to end: rank 0 saves, for which it needs the others. A second one ends this process.
         with StopRequest(self.world.pass_on):
             while True:
-                order = self.world.hear()
+                order = self._hear()
                 if order["do"] == "leave":
                     return
                 told = load_config(type(self.asked), values=document.parse(order["config"], source="rank 0"))
@@ -81,6 +83,20 @@ class Follower(Generic[Config]):
                     self._get_ready(config, order["blueprint"])
                 else:
                     self._serve(config, order)
+
+    def _hear(self) -> dict[str, Any]:
+        """The next order. Where a pipeline has failed, rank 0 gets over it, as in a trial of ``--tune``, or ends."""
+        try:
+            order: dict[str, Any] = self.world.hear()
+        except PeerLostError as lost:
+            if self._failure is None:
+                raise
+            raise self._failure from lost
+        self._failure = None
+        return order
+
+    def _keep(self, failure: Exception) -> None:
+        self._failure = failure
 
     def _get_ready(self, config: Config, blueprint: Mapping[str, Any]) -> None:
         """The first stage of a replica reads the data; all others need to know only how large it is."""
@@ -120,6 +136,7 @@ class Follower(Generic[Config]):
                 device,
                 on_snapshot=keep,
                 feed=feed,
+                on_failure=self._keep,
                 **settings,
             )
 

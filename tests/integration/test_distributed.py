@@ -141,6 +141,26 @@ def test_backpropagation_under_torchrun_is_one_stage_in_replicas(
         )
 
 
+TUNED = {"stages": (), "replicas": ("--mode=bp",)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", TUNED)
+def test_a_setting_that_diverges_is_one_that_failed_under_ranks_too(form: str, tmp_path: Path) -> None:
+    """Symptom: rank 0 went on with the next setting, and the other ranks ended with the error of the one before, or
+    waited for what should become of it for ever."""
+    arguments = (*texts(tmp_path, "transformer"), *TUNED[form], "--epochs=1", "--set=train.precision=fp32")
+    grid = "--tune=train.lr.base=1e30,1e-3"
+    said = many(tmp_path, 2, "nlpmain.py", *arguments, grid, f"--out={tmp_path / 'many'}")
+    assert "diverged" in said
+    (path,) = (tmp_path / "many").glob("*/tune.json")
+    kept = json.loads(path.read_text())
+    failed = {trial["setting"]["train.lr.base"]: trial["held_out"] is None for trial in kept["trials"]}
+    assert (failed[1e30], failed[1e-3]) == (True, False)
+    assert kept["chosen"]
+    assert json.loads((path.parent / "status.json").read_text())["status"] == "finished"
+
+
 def floats(state: Any, path: str = "") -> Any:
     """All floating-point tensors in nested states, by their path."""
     if isinstance(state, torch.Tensor) and state.is_floating_point():

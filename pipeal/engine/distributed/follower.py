@@ -44,6 +44,9 @@ class Server:
         node: This rank.
         on_snapshot: Keeps what snapshots find; None: the states are sent to rank 0.
         feed: For the first stage of a replica.
+
+    Attributes:
+        verdict: What rank 0 ended the pipeline with before its time, where it has; it knows then of what failed here.
     """
 
     def __init__(self, node: Node, on_snapshot: OnSnapshot | None, feed: Feed | None) -> None:
@@ -55,7 +58,7 @@ class Server:
         self._feeds_on = True
         self._snapshots: queue.Queue[Snapshot | None] = queue.Queue(_WAITING_SNAPSHOTS)
         self._dismissed = threading.Event()
-        self._verdict: BaseException | None = None
+        self.verdict: BaseException | None = None
         self._said_at = self._moved_at = perf_counter()
 
     def serve(self) -> None:
@@ -79,7 +82,7 @@ class Server:
             node.abandon()
             node.progress.fail(error)
             failure = node.progress.failure or error  # which says more where a connection broke
-            if self._verdict is None:
+            if self.verdict is None:
                 self._tell(failure)
             with suppress(PeerLostError, BrokenWireError):
                 self._leave_at_once()
@@ -174,15 +177,15 @@ class Server:
         with suppress(BrokenWireError):  # rank 0 may be what was lost
             self.node.news.post(0, "failed", told(error))
         until = perf_counter() + _VERDICT_S
-        while self._verdict is None and perf_counter() < until and not self.node.world.lost.is_set():
+        while self.verdict is None and perf_counter() < until and not self.node.world.lost.is_set():
             if self._dismissed.wait(TICK_S / 4):
                 return
 
     def _hear_verdict(self, message: Message) -> None:
-        self._verdict = rebuilt(message.facts, self.node.world.name_of(0))
-        if isinstance(self._verdict, StallError):
-            dumped(self.node.options.dump_folder, [str(self._verdict), str(self.node.progress)])
-        self.node.progress.fail(self._verdict)
+        self.verdict = rebuilt(message.facts, self.node.world.name_of(0))
+        if isinstance(self.verdict, StallError):
+            dumped(self.node.options.dump_folder, [str(self.verdict), str(self.node.progress)])
+        self.node.progress.fail(self.verdict)
 
     def _snapshot_came(self, snapshot: Snapshot) -> None:
         """Waits while too many are still being kept: a slow disk costs time, not memory."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -278,6 +278,7 @@ def serve(
     *,
     on_snapshot: OnSnapshot | None = None,
     feed: Feed | None = None,
+    on_failure: Callable[[Exception], object] | None = None,
     **settings: Any,
 ) -> None:
     """Trains this rank's stage of the :class:`DistributedPipeline` of rank 0, until that ends.
@@ -292,6 +293,7 @@ def serve(
             then carries what it returns (:attr:`pipeal.engine.state.snapshot.LayerState.kept`). None: the states are
             sent there.
         feed: On the first stage of a replica other than the first: its batches of an epoch, from one on.
+        on_failure: Takes what would be raised, where rank 0 knows of it and may go on, as with the next trial.
         settings: As for :class:`DistributedPipeline`.
 
     Raises:
@@ -304,8 +306,13 @@ def serve(
     with matmul_precision(line.options.matmul), attention_without_plans(line._kinds), line._ready():
         stage.device.follow_caller()
         node = line._open_node()
+        server = Server(node, on_snapshot, feed)
         try:
-            Server(node, on_snapshot, feed).serve()
+            server.serve()
+        except Exception as error:
+            if on_failure is None or server.verdict is None or node.worker.is_alive():
+                raise
+            on_failure(error)
         finally:
             if not node.worker.is_alive():
                 stage.drop_unlearnt()

@@ -189,6 +189,54 @@ def test_a_pipeline_that_cannot_end_is_told_to_all_ranks() -> None:
             assert told["text"].startswith("the pipeline cannot end between two batches of one update")
 
 
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_failure_that_rank_0_may_get_over_is_not_raised_elsewhere(stage: int) -> None:
+    """Symptom: a setting of --tune that diverged was told by rank 0, which went on; the others ended with it."""
+
+    def work(world: World) -> tuple[dict[str, Any], list[str], dict[str, Any]]:
+        failures: list[Exception] = []
+
+        def on_rank(layers: list[nn.Module]) -> None:
+            if world.rank:
+                serve(layers, world, threads=1, on_failure=failures.append)
+                return
+            with DistributedPipeline(layers, world, threads=1) as pipe:
+                pipe.run(nothing(3))
+
+        trapped = quick(2)
+        trapped[stage] = Trap("F", 1, throw(ValueError("the trap")))
+        failed, next_one = told_by(lambda: on_rank(trapped)), told_by(lambda: on_rank(quick(2)))
+        return failed, [str(failure) for failure in failures], next_one
+
+    with thread_ranks(2) as worlds:
+        first, second = on_each(worlds, work)
+    assert (first[0]["kind"], first[1], first[2]["kind"]) == ("ValueError", [], None)
+    assert (second[0]["kind"], second[1], second[2]["kind"]) == (None, ["the trap"], None)
+
+
+def test_a_failure_that_rank_0_does_not_know_of_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    leave = Server._leave_in_order
+
+    def leave_badly(server: Server) -> None:
+        leave(server)
+        raise OSError("the end")
+
+    monkeypatch.setattr(Server, "_leave_in_order", leave_badly)
+
+    def work(world: World) -> dict[str, Any]:
+        def on_rank() -> None:
+            if world.rank:
+                serve(quick(2), world, threads=1, on_failure=lambda _: None)
+                return
+            with DistributedPipeline(quick(2), world, threads=1) as pipe:
+                pipe.run(nothing(1))
+
+        return told_by(on_rank)
+
+    with thread_ranks(2) as worlds:
+        assert [told["kind"] for told in on_each(worlds, work)] == [None, "OSError"]
+
+
 def short_feed(world: World) -> list[dict[str, Any]]:
     return [virtual(world, quick(1)), virtual(world, quick(1), last=[(torch.zeros(0, 3), None)])]
 
