@@ -104,6 +104,7 @@ class PipelinedBackprop(Pipeline):
         finally:
             if self._leader.is_open:
                 self._leader.abort()
+            self.left_behind |= self._leader.is_open
 
     @property
     def device_names(self) -> list[str]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -25,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pipeal.core.errors import ConfigError
+from pipeal.core.errors import ConfigError, PeerLostError
 from pipeal.core.options import Precision
 from pipeal.core.rng import random_words
 from pipeal.core.tree import Tree, batch_size, move
@@ -218,6 +219,9 @@ class Leader(_Rank):
         stall_timeout_s: How long a batch may take.
         pad_index: As for :class:`~pipeal.run.micro_batches.MicroBatches`, as is ``longest``.
         longest: Likewise.
+
+    Attributes:
+        is_open: Whether the others still serve it.
     """
 
     def __init__(
@@ -302,13 +306,25 @@ class Leader(_Rank):
     def close(self) -> None:
         """Ends the pipeline; the layer that is here has learnt all of it then."""
         self.collect()
-        self.is_open = False
         if self._sequence >= 0:
             share = self._micro_batches.filling
             _log.info(f"micro-batches: {share:.1%} of what was computed filled them up to shapes that are alike")
+        self._end()
+
+    def abort(self) -> None:
+        """After a failure: lets the others go, as far as they wait for an order. Where one of them may be in the midst
+        of a batch it stays open, and no other pipeline can follow."""
+        if not self._thread.is_idle:
+            super().abort()
+            return
+        with suppress(PeerLostError):  # what failed before says more
+            self._end()
+
+    def _end(self) -> None:
         self._thread(partial(self._tell, "end"))
         self._thread.close()
         self.leave()
+        self.is_open = False
 
     def _tell(self, order: str, **facts: Any) -> None:
         for rank in self._others:

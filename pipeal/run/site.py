@@ -33,6 +33,11 @@ class Site:
     def __init__(self, *, retry: bool = False) -> None:
         self.retry = retry
 
+    @property
+    def can_go_on(self) -> bool:
+        """Whether another pipeline can be opened, where the last one has failed."""
+        return True
+
     def choose(self, experiment: Experiment, form: Mode, config: RunConfig | None = None) -> RunConfig:
         """The configuration of one form with nothing left open: tries placements where devices are.
 

@@ -266,7 +266,7 @@ def _tried(run: Run, form: Form, setting: dict[str, Value], label: str) -> Trial
         except NonFiniteError as error:
             failed = f"diverged, {first_line(error)}"
         except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
+            if not is_out_of_memory(error) or not run.site.can_go_on:
                 raise
             failed = first_line(error)
     best = best_rows(position.rows)

@@ -24,11 +24,15 @@ class WorkThread:
         world: The processes.
         threads: Of its operators on a CPU.
         stall_timeout_s: How long a piece of work may take.
+
+    Attributes:
+        is_idle: Whether all work was done that it was given; another rank may else wait in the midst of some for ever.
     """
 
     def __init__(self, world: World, threads: int | None, stall_timeout_s: float) -> None:
         self._world, self._timeout_s = world, stall_timeout_s
         self._work: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
+        self.is_idle = True
         threading.Thread(target=self._run, args=[threads], name="pipeal-backprop", daemon=True).start()
 
     def __call__(self, work: Callable[[], T]) -> T:
@@ -41,6 +45,7 @@ class WorkThread:
         """
         until = monotonic() + self._timeout_s
         done: Future[T] = Future()
+        self.is_idle = False
         self._work.put((work, done))
 
         with self._world.naming_lost():
@@ -51,7 +56,9 @@ class WorkThread:
                         f"the stages of backpropagation were not done with a batch within {self._timeout_s:g} s "
                         "(engine.stall_timeout_s)"
                     )
-            return done.result()
+            found = done.result()
+        self.is_idle = True
+        return found
 
     def close(self) -> None:
         """Ends the thread."""

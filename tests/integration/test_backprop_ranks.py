@@ -12,7 +12,6 @@ import pytest
 import torch
 from left_behind import left_behind
 from torch import Tensor, nn
-from torch.torch_version import TorchVersion
 
 from pipeal.cli import text
 from pipeal.core.errors import ConfigError
@@ -27,11 +26,9 @@ from pipeal.models.charlm import CharDims
 from pipeal.models.text import LSTM, TextDims, Transformer
 from tests.engine.distributed.processes import run, started
 from tests.integration.processes import many
-from tests.integration.test_distributed import one_process, texts
+from tests.integration.test_distributed import ONE_F_ONE_B, one_process, texts
 
 Batches = list[tuple[Tensor, Tensor]]
-ONE_F_ONE_B = "1f1b" if TorchVersion(torch.__version__) >= "2.8" else "gpipe"
-"""What does not stand still on CPUs: see :func:`pipeal.run.backprop.check_transport`."""
 SIZES = {
     "transformer": [1, 2, 2],
     "draws": [2, 1, 2],

@@ -16,6 +16,7 @@ import click
 import pytest
 import torch
 from left_behind import left_behind
+from torch.torch_version import TorchVersion
 
 from pipeal.cli import text, vision
 from tests.cli.test_text import varied
@@ -36,6 +37,8 @@ from tests.integration.test_resume import IMAGES, SMALL, assert_same, run
 NAME = "agnews-{}-al-001"
 PEER = "--set=engine.peer_timeout_s=120"
 """Nothing here waits for so long: ranks that start together come apart on a busy machine."""
+ONE_F_ONE_B = "1f1b" if TorchVersion(torch.__version__) >= "2.8" else "gpipe"
+"""What does not stand still on CPUs: see :func:`pipeal.run.backprop.check_transport`."""
 DISK = "--set=engine.offload=disk"
 
 
@@ -141,7 +144,12 @@ def test_backpropagation_under_torchrun_is_one_stage_in_replicas(
         )
 
 
-TUNED = {"stages": (), "replicas": ("--mode=bp",)}
+TUNED = {
+    "stages": (),
+    "replicas": ("--mode=bp",),
+    "gpipe": ("--mode=bp", "--schedule=gpipe"),
+    ONE_F_ONE_B: ("--mode=bp", f"--schedule={ONE_F_ONE_B}"),
+}
 
 
 @pytest.mark.slow
@@ -159,6 +167,29 @@ def test_a_setting_that_diverges_is_one_that_failed_under_ranks_too(form: str, t
     assert (failed[1e30], failed[1e-3]) == (True, False)
     assert kept["chosen"]
     assert json.loads((path.parent / "status.json").read_text())["status"] == "finished"
+
+
+NO_MEMORY = """
+from pipeal.cli import entry, text
+from pipeal.run.backprop_stage import BackpropStage
+def learn(*_):
+    raise MemoryError("out of memory")
+BackpropStage.learn = learn
+entry.run(text.command)
+"""
+
+
+@pytest.mark.slow
+def test_no_trial_follows_one_that_left_other_stages_in_the_midst_of_a_batch(tmp_path: Path) -> None:
+    """Symptom: rank 0 went on with the next setting, and waited for the others, which waited for its batches."""
+    arguments = (*texts(tmp_path, "transformer"), "--mode=bp", "--schedule=gpipe", "--epochs=1")
+    arguments = (*arguments, "--tune=train.lr.base=1e-2,1e-3", f"--out={tmp_path / 'many'}")
+    ranks = each_rank([["-c", NO_MEMORY, *arguments], ["nlpmain.py", *arguments]], tmp_path)
+    for rank, (code, said) in enumerate(ranks):
+        assert code == 1, said
+        (told,) = [one for one in said.splitlines() if one.startswith("pipeal: ")]
+        assert told.startswith(f"pipeal: rank {rank}: ")
+        assert "memory" in told
 
 
 def floats(state: Any, path: str = "") -> Any:
