@@ -12,10 +12,11 @@ from typing import Any
 from torch import Tensor
 
 from pipeal.config import RunConfig, dump_config
-from pipeal.core.artifacts import ASKED, CHECKPOINTS, CONFIG, STATUS
+from pipeal.core.artifacts import ASKED, CHECKPOINTS, CONFIG, LOCK, STATUS
 from pipeal.core.atomic import make_folder, sweep, write_whole
 from pipeal.core.checked import checked
-from pipeal.core.errors import DataError, UntidyError
+from pipeal.core.errors import DataError, UntidyError, refusals_told
+from pipeal.core.lock import FileLock
 from pipeal.core.methods import METHODS
 from pipeal.engine.state.layer_state import State
 from pipeal.line.feed import PART, PARTS
@@ -66,6 +67,7 @@ class Top:
         self._asked: dict[str, list[Tensor]] = {part: [] for part in PARTS}
         self._evaluated: Mapping[str, Any] = {}
         self._states: dict[int, State] = {}
+        self._lock: FileLock | None = None
         self._recorders = list(recorders_of(config, folder))
         self._progress = Progress(epochs=config.train.epochs, label=METHODS[config.train.mode].label)
 
@@ -77,7 +79,8 @@ class Top:
             files: What they hold, by name; as :data:`POSITION`, where the training stood that the line goes on with.
 
         Raises:
-            DataError: Their names lead elsewhere, the folder holds another run, or the system refused to write.
+            DataError: Their names lead elsewhere, the folder holds another run or another process works there, or the
+                system refused to write.
         """
         files = dict(files)
         before = files.pop(POSITION, None)
@@ -86,6 +89,7 @@ class Top:
         if before is not None:
             self.position = Position.of(json.loads(bytes(before.numpy())), [])
         make_folder(self.folder)
+        self._keep_others_out()
         if CONFIG.at(self.folder).exists() and not self._is_own:
             raise DataError(f"{self.folder} holds another run; name another folder by --run")
         self._tell("running")  # first: by its line the folder is known again
@@ -98,6 +102,17 @@ class Top:
     @property
     def _is_own(self) -> bool:
         return last_told(self.folder).get("line") == self._line
+
+    def _keep_others_out(self) -> None:
+        """Until all is written, or this process ends."""
+        with refusals_told(f"{self.folder}: cannot work there"):
+            self._lock = FileLock.take(LOCK.at(self.folder))
+        if self._lock is None:
+            raise DataError(f"{self.folder}: another process works at this run; wait for it, or end it")
+
+    def _let_others_in(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
 
     def record_again(self) -> None:
         """Writes the rows so far, and no others; removes what an end by force left half-written before."""
@@ -153,6 +168,7 @@ class Top:
         self._states = {}
         if ended:
             self._tell("finished")
+            self._let_others_in()
 
     def _save(self) -> None:
         position = self.position
@@ -177,12 +193,24 @@ class Top:
         }
 
     def go_on(self, state: Mapping[str, Any], *, ended: bool) -> None:
-        """Takes up what :meth:`state` gave."""
+        """Takes up what :meth:`state` gave.
+
+        Raises:
+            DataError: The folder does not hold the run as the line left it, or another process works there.
+        """
         self.position = Position.of(state["position"], [])
         self._evaluated, self._asked = state["evaluated"], state["asked"]
         self._states = {int(number): found for number, found in state["states"].items()}
         if not ended:  # or all is written, and one process may have gone on with the run since
-            if not (CONFIG.at(self.folder).exists() and self._is_own):
+            is_run = CONFIG.at(self.folder).exists()
+            if is_run:
+                self._keep_others_out()
+            if is_run and last_told(self.folder).get("resumes"):  # which a line does not count
+                raise DataError(
+                    f"one process has gone on with the run in {self.folder} since, and this line cannot any more; make "
+                    f"another line of it with pipeal line init --resume {self.folder}"
+                )
+            if not (is_run and self._is_own):
                 raise DataError(f"{self.folder} does not hold the run of this line; put it back, or name it by --run")
             self.record_again()
 
@@ -190,6 +218,7 @@ class Top:
         """Closes what it writes to."""
         for recorder in self._recorders:
             recorder.close()
+        self._let_others_in()
 
     def _scores(self) -> Scores:
         found: dict[str, float] = {}
