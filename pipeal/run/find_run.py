@@ -18,6 +18,7 @@ from pipeal.core.artifacts import ASKED, CHECKPOINTS, LOCK
 from pipeal.core.atomic import abandoned, sync_folder
 from pipeal.core.errors import ConfigError, DataError, first_line, refusals_told
 from pipeal.core.lock import FileLock, lock_is_held
+from pipeal.core.methods import METHODS
 from pipeal.core.names import FILE, as_file_name, stem_of
 from pipeal.run.grid import is_in
 from pipeal.run.run_folder import RunFolder, last_told, write_asked
@@ -184,8 +185,7 @@ def _unfinished(path: Path, config: RunConfig) -> RunFolder | None:
         return None
     try:
         asked = _asked(path, config)
-        # It lies where runs are looked for now, however that was spelled before.
-        if replace(asked, out=config.out) != config:
+        if not _is_same_command(asked, config):
             return None
         lock = FileLock.take(LOCK.at(path))
     except (OSError, ValueError) as error:
@@ -199,6 +199,15 @@ def _unfinished(path: Path, config: RunConfig) -> RunFolder | None:
         lock.release()
         return None
     return RunFolder(path, config, asked=asked, lock=lock)
+
+
+def _is_same_command(asked: RunConfig, config: RunConfig) -> bool:
+    # It lies where runs are looked for now, however that was spelled before.
+    asked = replace(asked, out=config.out)
+    method = METHODS.get(config.train.mode)  # None for a comparison
+    if method is not None and method.is_whole:  # its replicas are the processes, however many there are this time
+        asked = replace(asked, engine=replace(asked.engine, replicas=config.engine.replicas))
+    return asked == config
 
 
 def _named(path: Path, config: RunConfig) -> RunFolder:

@@ -72,6 +72,28 @@ def test_another_command_or_never_begins_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("mode", "found"), [("bp", True), ("al", False), ("compare", False)])
+def test_a_run_of_one_layer_is_found_by_any_number_of_processes(mode: Any, found: bool, tmp_path: Path) -> None:
+    """Symptom: after "the same command goes on from there" a run by backpropagation began again under a torchrun of
+    another number of processes, and in one: their number was in what it was found by."""
+
+    def on(processes: int) -> TextConfig:
+        config = asked(tmp_path)
+        engine = replace(config.engine, replicas=processes)
+        return replace(config, engine=engine, train=replace(config.train, mode=mode))
+
+    path = unfinished(on(2))
+    for processes in (1, 3):
+        again = find_run(on(processes), "auto")
+        assert (again is not None) == found
+        if again is not None:
+            with again:
+                assert again.path == path
+                assert again.asked.engine.replicas == 2, "choices are made again for as many as there are now"
+    more = on(3)
+    assert find_run(replace(more, train=replace(more.train, seed=1)), "auto") is None
+
+
 def test_a_run_that_was_killed_is_found_though_its_status_says_running(tmp_path: Path) -> None:
     config = asked(tmp_path)
     code = (
