@@ -71,7 +71,6 @@ def test_another_command_or_never_begins_anew(tmp_path: Path) -> None:
     assert find_run(replace(config, train=replace(config.train, seed=1)), "auto") is None
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "found"), [("bp", True), ("al", False), ("compare", False)])
 def test_a_run_of_one_layer_is_found_by_any_number_of_processes(mode: Any, found: bool, tmp_path: Path) -> None:
     """Symptom: after "the same command goes on from there" a run by backpropagation began again under a torchrun of
@@ -94,6 +93,7 @@ def test_a_run_of_one_layer_is_found_by_any_number_of_processes(mode: Any, found
     assert find_run(replace(more, train=replace(more.train, seed=1)), "auto") is None
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_is_found_though_its_status_says_running(tmp_path: Path) -> None:
     config = asked(tmp_path)
     code = (
