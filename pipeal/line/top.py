@@ -202,16 +202,15 @@ class Top:
         self._evaluated, self._asked = state["evaluated"], state["asked"]
         self._states = {int(number): found for number, found in state["states"].items()}
         if not ended:  # or all is written, and one process may have gone on with the run since
-            is_run = CONFIG.at(self.folder).exists()
-            if is_run:
-                self._keep_others_out()
-            if is_run and last_told(self.folder).get("resumes"):  # which a line does not count
-                raise DataError(
-                    f"one process has gone on with the run in {self.folder} since, and this line cannot any more; make "
-                    f"another line of it with pipeal line init --resume {self.folder}"
-                )
-            if not (is_run and self._is_own):
+            if not CONFIG.at(self.folder).exists():
                 raise DataError(f"{self.folder} does not hold the run of this line; put it back, or name it by --run")
+            self._keep_others_out()
+            if not self._is_own:
+                raise DataError(
+                    f"{self.folder} does not hold the run as this line left it: either it is another run, and --run is "
+                    "to name this line's, or one process has gone on with it, and so can another line (pipeal line "
+                    f"init --resume {self.folder}), but not this one"
+                )
             self.record_again()
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from pipeal.config import RunConfig, document, load_config
 from pipeal.core.artifacts import CHECKPOINTS
-from pipeal.core.errors import PeerLostError
+from pipeal.core.errors import PeerLostError, first_line
 from pipeal.core.protocols import TrainableLayer
 from pipeal.data import Batch, Share
 from pipeal.engine import Window
@@ -89,7 +89,7 @@ class Follower(Generic[Config]):
         try:
             order: dict[str, Any] = self.world.hear()
         except PeerLostError as lost:
-            if self._failure is None:
+            if self._failure is None or first_line(self._failure) not in str(lost):  # it ended with something else
                 raise
             raise self._failure from lost
         self._failure = None

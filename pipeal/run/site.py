@@ -33,9 +33,8 @@ class Site:
     def __init__(self, *, retry: bool = False) -> None:
         self.retry = retry
 
-    @property
-    def can_go_on(self) -> bool:
-        """Whether another pipeline can be opened, where the last one has failed."""
+    def can_go_on(self, pipe: Pipeline | None) -> bool:  # noqa: ARG002
+        """Whether another pipeline can follow one that has failed; None for one that did not come to be open."""
         return True
 
     def choose(self, experiment: Experiment, form: Mode, config: RunConfig | None = None) -> RunConfig:

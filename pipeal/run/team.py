@@ -59,13 +59,11 @@ class Team(Site):
         self._threads = 1
         self._precision: Precision = "fp32"
         self._opened = 0
-        self._last: Pipeline | None = None
         self._pad_index: int | None = None
 
-    @property
-    def can_go_on(self) -> bool:
-        """Not where others may still wait for the last one, as in the midst of a batch or before the first."""
-        return self._last is not None and not self._last.left_behind
+    def can_go_on(self, pipe: Pipeline | None) -> bool:
+        """Not where others may still wait for it: for its opening, or in the midst of a batch."""
+        return pipe is not None and not pipe.left_behind
 
     def gather(self, experiment: Experiment) -> Experiment:
         """Lets all others get ready for an experiment; what is trained on is then shared among replicas.
@@ -178,7 +176,6 @@ class Team(Site):
         """A pipeline that all others serve; each of them makes its own layers."""
         assert dump_folder is not None
         self._opened += 1
-        self._last = None
         with NamedTemporaryFile(prefix=".mark-", dir=dump_folder) as mark:  # do the others see this very folder?
             self.world.tell(
                 {
@@ -200,8 +197,7 @@ class Team(Site):
         settings = settings_of(config, seed, first_batch, traced, dump_folder)
         if is_pipelined_bp(config.engine):
             tells, pads = self._opened == 1, self._pad_index
-            self._last = open_backprop(model, self.world, device, config, settings, pad_index=pads, tells=tells)
-            return self._last
+            return open_backprop(model, self.world, device, config, settings, pad_index=pads, tells=tells)
         if self._opened == 1 and blind:
             _log.warning(
                 f"{dump_folder.resolve()} is not seen by rank{'s' if len(blind) > 1 else ''} "
@@ -214,7 +210,7 @@ class Team(Site):
                 hand_out(self.world, blind, saved.states)
             yield from model
 
-        self._last = self.pipe = DistributedPipeline(layers(), self.world, device, **settings)
+        self.pipe = DistributedPipeline(layers(), self.world, device, **settings)
         return self.pipe
 
 

@@ -169,24 +169,46 @@ def test_a_setting_that_diverges_is_one_that_failed_under_ranks_too(form: str, t
     assert json.loads((path.parent / "status.json").read_text())["status"] == "finished"
 
 
+@pytest.mark.slow
+def test_where_all_settings_fail_each_rank_says_that(tmp_path: Path) -> None:
+    """Symptom: rank 0 said that no setting came to a figure, and rank 1 that the loss of the last was not finite."""
+    grid = "--tune=train.lr.base=1e30,1e31"
+    arguments = (*texts(tmp_path, "transformer"), "--epochs=1", "--set=train.precision=fp32", grid)
+    for code, said in each_rank([["nlpmain.py", *arguments, f"--out={tmp_path / 'many'}"]] * 2, tmp_path):
+        assert code == 2, said
+        assert "came to no figure" in said.splitlines()[-1]
+
+
 NO_MEMORY = """
+from {module} import {owner}
 from pipeal.cli import entry, text
-from pipeal.run.backprop_stage import BackpropStage
-def learn(*_):
+def refused(*_):
     raise MemoryError("out of memory")
-BackpropStage.learn = learn
+{owner}.{method} = refused
 entry.run(text.command)
 """
 
 
 @pytest.mark.slow
-def test_no_trial_follows_one_that_left_other_stages_in_the_midst_of_a_batch(tmp_path: Path) -> None:
-    """Symptom: rank 0 went on with the next setting, and waited for the others, which waited for its batches."""
-    arguments = (*texts(tmp_path, "transformer"), "--mode=bp", "--schedule=gpipe", "--epochs=1")
+@pytest.mark.parametrize(
+    ("form", "module", "owner", "method"),
+    [
+        ("gpipe", "pipeal.run.backprop_stage", "BackpropStage", "learn"),
+        ("gpipe", "pipeal.run.backprop_pipeline", "PipelinedBackprop", "__enter__"),
+        ("stages", "pipeal.engine.distributed.pipeline", "DistributedPipeline", "_start"),
+    ],
+)
+def test_no_trial_follows_one_that_left_other_ranks_waiting(
+    form: str, module: str, owner: str, method: str, tmp_path: Path
+) -> None:
+    """Symptom: rank 0 went on with the next setting, and waited for the others, which waited for its batches, or for
+    the pipeline to open."""
+    arguments = (*texts(tmp_path, "transformer"), *TUNED[form], "--epochs=1")
     arguments = (*arguments, "--tune=train.lr.base=1e-2,1e-3", f"--out={tmp_path / 'many'}")
-    ranks = each_rank([["-c", NO_MEMORY, *arguments], ["nlpmain.py", *arguments]], tmp_path)
-    for rank, (code, said) in enumerate(ranks):
-        assert code == 1, said
+    code = NO_MEMORY.format(module=module, owner=owner, method=method)
+    ranks = each_rank([["-c", code, *arguments], ["nlpmain.py", *arguments]], tmp_path)
+    for rank, (left, said) in enumerate(ranks):
+        assert left == 1, said
         (told,) = [one for one in said.splitlines() if one.startswith("pipeal: ")]
         assert told.startswith(f"pipeal: rank {rank}: ")
         assert "memory" in told

@@ -73,7 +73,9 @@ def test_a_line_is_told_that_one_process_has_gone_on_with_its_run(tmp_path: Path
     first.close()
     by_one_process(tmp_path)
     again = top(tmp_path)
-    with pytest.raises(DataError, match=r"one process has gone on with the run .* pipeal line init --resume "):
+    with pytest.raises(
+        DataError, match=r"as this line left it: .* one process has gone on with it, .*pipeal line init --resume "
+    ):
         again.go_on(first.state(), ended=False)
     again.close()
     by_one_process(tmp_path)
