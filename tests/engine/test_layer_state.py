@@ -372,7 +372,13 @@ def test_what_would_be_lost_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"optimizer 'enc_opt' trains \(3,\) float32, which is no parameter"):
         layer_state(loose)
     hidden = layer()
-    hidden.optimizers = lambda: (hidden.enc_opt, torch.optim.SGD(hidden.ae.parameters()))  # type: ignore[method-assign]
+    made = []  # and kept, so that each is at another place in memory
+
+    def optimizers() -> tuple[torch.optim.Optimizer, ...]:
+        made.append(torch.optim.SGD(hidden.ae.parameters()))
+        return hidden.enc_opt, made[-1]
+
+    hidden.optimizers = optimizers  # type: ignore[method-assign]
     with pytest.raises(ConfigError, match="an optimizer of AL, SGD, is not kept where it is looked for"):
         layer_state(hidden)
     for other in ({"enc": 1}, lambda: None):  # names something else in a layer that is of no method

@@ -33,8 +33,9 @@ def stateful(module: nn.Module) -> tuple[dict[str, torch.optim.Optimizer], dict[
                 for path, part in held(f"{prefix}.{name}".lstrip("."), value):
                     if _has_state(part):
                         found.setdefault(id(part), (path, part))
-    if lost := _stepped(module).keys() - found.keys() - _within(keeper for _, keeper in found.values()):
-        optimizer = _stepped(module)[lost.pop()]
+    stepped = _stepped(module)  # asked once: a layer may make them each time, wherever in memory there is room
+    if lost := stepped.keys() - found.keys() - _within(keeper for _, keeper in found.values()):
+        optimizer = stepped[lost.pop()]
         raise ConfigError(
             f"an optimizer of {type(module).__name__}, {type(optimizer).__name__}, is not kept where it is looked "
             "for, so that its state would be lost; make it an attribute of the layer, or put it into a list, tuple "
