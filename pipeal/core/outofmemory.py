@@ -6,6 +6,8 @@ import re
 
 import torch
 
+from pipeal.core.errors import PeerLostError
+
 _SAYS = ("out of memory", "can't allocate memory", "not enough memory", "_status_alloc_failed")
 """As PyTorch words it on the CPU (a plain RuntimeError), and libraries beneath it."""
 
@@ -14,11 +16,17 @@ _UNITS = {"bytes": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out: Python's, PyTorch's on any device, cuBLAS's and its like.
+    """Whether an error says that memory ran out here: Python's, PyTorch's on any device, cuBLAS's and its like.
+
+    That of a lost process may quote what ended it there.
 
     >>> is_out_of_memory(MemoryError()), is_out_of_memory(RuntimeError("shapes do not match"))
     (True, False)
+    >>> is_out_of_memory(PeerLostError("rank 1 ended: MemoryError: out of memory"))
+    False
     """
+    if isinstance(error, PeerLostError):
+        return False
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     said = str(error).lower()

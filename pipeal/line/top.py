@@ -12,10 +12,10 @@ from typing import Any
 from torch import Tensor
 
 from pipeal.config import RunConfig, dump_config
-from pipeal.core.artifacts import ASKED, CHECKPOINTS, CONFIG, LOCK, STATUS
+from pipeal.core.artifacts import ASKED, CHECKPOINTS, CONFIG, STATUS
 from pipeal.core.atomic import make_folder, sweep, write_whole
 from pipeal.core.checked import checked
-from pipeal.core.errors import DataError, UntidyError, refusals_told
+from pipeal.core.errors import DataError, UntidyError
 from pipeal.core.lock import FileLock
 from pipeal.core.methods import METHODS
 from pipeal.engine.state.layer_state import State
@@ -23,7 +23,7 @@ from pipeal.line.feed import PART, PARTS
 from pipeal.line.items import Item
 from pipeal.reporting.progress import Progress
 from pipeal.reporting.recorders import write_json
-from pipeal.run.run_folder import last_told
+from pipeal.run.run_folder import last_told, lock_run
 from pipeal.run.training import recorders_of
 from pipeal.training.checkpoint.policy import is_best
 from pipeal.training.checkpoint.store import CheckpointStore
@@ -89,7 +89,7 @@ class Top:
         if before is not None:
             self.position = Position.of(json.loads(bytes(before.numpy())), [])
         make_folder(self.folder)
-        self._keep_others_out()
+        self._lock = lock_run(self.folder)  # until all is written, or this process ends
         if CONFIG.at(self.folder).exists() and not self._is_own:
             raise DataError(f"{self.folder} holds another run; name another folder by --run")
         self._tell("running")  # first: by its line the folder is known again
@@ -102,13 +102,6 @@ class Top:
     @property
     def _is_own(self) -> bool:
         return last_told(self.folder).get("line") == self._line
-
-    def _keep_others_out(self) -> None:
-        """Until all is written, or this process ends."""
-        with refusals_told(f"{self.folder}: cannot work there"):
-            self._lock = FileLock.take(LOCK.at(self.folder))
-        if self._lock is None:
-            raise DataError(f"{self.folder}: another process works at this run; wait for it, or end it")
 
     def _let_others_in(self) -> None:
         if self._lock is not None:
@@ -204,7 +197,7 @@ class Top:
         if not ended:  # or all is written, and one process may have gone on with the run since
             if not CONFIG.at(self.folder).exists():
                 raise DataError(f"{self.folder} does not hold the run of this line; put it back, or name it by --run")
-            self._keep_others_out()
+            self._lock = lock_run(self.folder)
             if not self._is_own:
                 raise DataError(
                     f"{self.folder} does not hold the run as this line left it: either it is another run, and --run is "

@@ -21,7 +21,7 @@ from pipeal.core.lock import FileLock, lock_is_held
 from pipeal.core.methods import METHODS
 from pipeal.core.names import FILE, as_file_name, stem_of
 from pipeal.run.grid import is_in
-from pipeal.run.run_folder import RunFolder, last_told, write_asked
+from pipeal.run.run_folder import RunFolder, last_told, lock_run, write_asked
 
 _log = logging.getLogger(__name__)
 
@@ -226,11 +226,7 @@ def _named(path: Path, config: RunConfig) -> RunFolder:
         )
     asked = _asked(path, config)
     require_same_training(asked, config, path, otherwise="--resume never")
-    with refusals_told(f"--resume {path}: cannot work there", kind=ConfigError):
-        lock = FileLock.take(LOCK.at(path))
-    if lock is None:
-        raise ConfigError(f"--resume {path}: another process works at this run; wait for it, or end it")
-    return RunFolder(path, config, asked=asked, lock=lock)
+    return RunFolder(path, config, asked=asked, lock=lock_run(path, "--resume ", ConfigError))
 
 
 def _asked(path: Path, config: RunConfig) -> RunConfig:

@@ -19,14 +19,32 @@ from types import TracebackType
 from typing import Any, Literal
 
 from pipeal.config import RunConfig, dump_config
-from pipeal.core.artifacts import ASKED, STATUS
+from pipeal.core.artifacts import ASKED, LOCK, STATUS
 from pipeal.core.atomic import write_whole
-from pipeal.core.errors import Interrupted, PipealError, first_line
+from pipeal.core.errors import DataError, Interrupted, PipealError, first_line, refusals_told
 from pipeal.core.lock import FileLock
 from pipeal.reporting.recorders import write_json
 from pipeal.training.checkpoint.store import Checkpoint, CheckpointStore
 
 Status = Literal["running", "finished", "interrupted", "failed"]
+
+
+def lock_run(path: Path, option: str = "", kind: type[PipealError] = DataError) -> FileLock:
+    """The lock of a run's folder, held from now on.
+
+    Args:
+        path: The folder.
+        option: What named it, with a space behind.
+        kind: The error to raise.
+
+    Raises:
+        PipealError: Of that kind: another process works there, or the system refused to make the file.
+    """
+    with refusals_told(f"{option}{path}: cannot work there", kind=kind):
+        lock = FileLock.take(LOCK.at(path))
+    if lock is None:
+        raise kind(f"{option}{path}: another process works at this run; wait for it, or end it")
+    return lock
 
 
 class RunFolder:

@@ -18,7 +18,7 @@ from pipeal.config import RunConfig, TuneConfig
 from pipeal.config.effects import check_effects
 from pipeal.core.artifacts import TRIALS
 from pipeal.core.checked import checked
-from pipeal.core.errors import ConfigError, DataError, Interrupted, NonFiniteError, PeerLostError, first_line
+from pipeal.core.errors import ConfigError, DataError, Interrupted, NonFiniteError, first_line
 from pipeal.core.outofmemory import is_out_of_memory
 from pipeal.engine import Pipeline
 from pipeal.reporting.progress import Progress
@@ -266,8 +266,6 @@ def _tried(run: Run, form: Form, setting: dict[str, Value], label: str) -> Trial
                     ) from leave
         except NonFiniteError as error:
             failed = f"diverged, {first_line(error)}"
-        except PeerLostError:  # whatever that one says it ended with
-            raise
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error) or not run.site.can_go_on(pipe):
                 raise
