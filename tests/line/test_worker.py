@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from left_behind import same
 from torch import nn
 
 from pipeal import AE, AL, ENC
 from pipeal.core.errors import DataError
+from pipeal.engine.stage import bring_to_rest
 from pipeal.line.feed import Feed, FeedPosition
-from pipeal.line.items import BATCH, DECODER, Item
+from pipeal.line.items import BATCH, CHECKPOINT, DECODER, LAYER, Item
 from pipeal.line.line_file import read_line
 from pipeal.line.stage_run import StageRun
 from pipeal.line.worker import _on_the_way_down
@@ -23,15 +28,21 @@ from tests.line.test_line_exactness import text_line
 pytestmark = [pytest.mark.usefixtures("one_thread")]
 
 
-def items_of_stage_0(line: Path, count: int) -> list[Item]:
-    """The first items that the first stage sends."""
+@contextmanager
+def stage_0(line: Path) -> Iterator[tuple[Any, list[Item]]]:
+    """The first stage of a line, which has read what it begins with, and the items that it sends."""
     found: list[Item] = []
     run = StageRun(read_line(line), 0, place_of(line, 0), StopRequest())
     run.place.folder.mkdir()
     run._emit = found.append  # type: ignore[assignment, method-assign]
     with run._open:
         run._begin_feed(run._read())
-        assert run._feed is not None
+        yield run, found
+
+
+def items_of_stage_0(line: Path, count: int) -> list[Item]:
+    """The first items that the first stage sends."""
+    with stage_0(line) as (run, found):
         items = run._feed.items()
         while len(found) < count:
             run._step(items)
@@ -41,11 +52,8 @@ def items_of_stage_0(line: Path, count: int) -> list[Item]:
 def test_how_many_batches_there_are_is_known_wherever_the_feed_goes_on(tmp_path: Path) -> None:
     """Symptom: a first stage that was started again behind its last batch told of "12" batches, not of "12 of 12"."""
     line = text_line(tmp_path, "lstm", 2, "train.epochs=2")
-    run = StageRun(read_line(line), 0, place_of(line, 0), StopRequest())
-    run.place.folder.mkdir()
-    with run._open:
-        run._begin_feed(run._read())
-        feed: Any = run._feed
+    with stage_0(line) as (run, _):
+        feed = run._feed
         totals = []
         for item in feed.items():
             position = FeedPosition.of(feed.position.state())
@@ -90,6 +98,22 @@ def test_files_that_lead_elsewhere_are_refused(tmp_path: Path) -> None:
         with run._open, pytest.raises(DataError, match="expected plain names"):
             run._step(iter([Item(begin.kind, begin.facts, files)]))
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_what_a_checkpoint_takes_is_copied_while_training_goes_on(tmp_path: Path) -> None:
+    """It may wait long for the neighbour; updates, which come next, must not reach it."""
+    line = text_line(tmp_path, "lstm", 2, "train.epochs=2")
+    with stage_0(line) as (run, found):
+        items = run._feed.items()
+        while not found or found[-1].kind != CHECKPOINT:
+            run._step(items)
+        layers = [item for item in found if item.kind == LAYER]
+        before, learnt = deepcopy([item.tree for item in layers]), run._worker.next_batch
+        while run._worker.next_batch == learnt:
+            run._step(items)
+        bring_to_rest([run._worker._stage])
+    assert layers
+    assert same([item.tree for item in layers], before)
 
 
 def test_what_answers_come_down_through_is_copied_when_the_epoch_ends() -> None:
