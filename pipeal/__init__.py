@@ -1,6 +1,5 @@
 """pipeal: pipelined model-parallel training for PyTorch with Associated Learning."""
 
-import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +19,6 @@ if TYPE_CHECKING:
     from pipeal.planning import Placement, plan
 
 __version__ = "0.1.0"
-
-# Silent by default, also of warnings: who uses pipeal as a library chooses the handlers. The commands install theirs.
-logging.getLogger("pipeal").addHandler(logging.NullHandler())
 
 __all__ = [
     "AE",

@@ -18,7 +18,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
 import click
@@ -172,7 +172,7 @@ class _Messages(logging.Handler):
 def _messages_shown() -> AbstractContextManager[object]:
     """Shows what pipeal logs within the ``with`` block; of several processes rank 0 speaks for all."""
     launch = _own_launch()
-    return logged_to(_Messages()) if launch is None or launch.rank == 0 else nullcontext()
+    return logged_to(_Messages() if launch is None or launch.rank == 0 else logging.NullHandler())
 
 
 def _notes(error: BaseException) -> list[str]:

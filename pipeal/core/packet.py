@@ -8,10 +8,39 @@ protocol, :class:`pipeal.core.protocols.TrainableLayer`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from weakref import ref
 
 import torch
+from torch import Tensor
 
-from pipeal.core.tree import Tree
+from pipeal.core.errors import DataError
+from pipeal.core.tree import Tree, tensors, version
+
+
+class HandedOver:
+    """The tensors of a batch as its caller gave them; they are not kept.
+
+    Args:
+        tree: All of them.
+    """
+
+    __slots__ = ("_seen",)
+
+    def __init__(self, tree: Tree) -> None:
+        self._seen: list[tuple[ref[Tensor], int]] = [(ref(tensor), version(tensor)) for tensor in tensors(tree)]
+
+    def require_unchanged(self, batch: int) -> None:
+        """Refuses what the caller has filled again for a later batch. PyTorch counts what its own operators write: not
+        what NumPy does to an array from which a tensor was made.
+
+        Raises:
+            DataError: One was written to.
+        """
+        if any(tensor is not None and version(tensor) != count for seen, count in self._seen for tensor in [seen()]):
+            raise DataError(
+                f"tensors of batch {batch} were written to after they were handed over, and layers still learn from "
+                "them; hand over new ones for each batch, or clones"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +58,7 @@ class Packet:
             they go on gathering.
         sequence: The packet's place in its pipeline's life, counted from 0.
         ready: When its tensors may be read; None where they already may.
+        handed_over: What the caller gave; None where that was another process.
     """
 
     batch: int
@@ -38,3 +68,4 @@ class Packet:
     updates: bool = True
     sequence: int = 0
     ready: torch.cuda.Event | None = None
+    handed_over: HandedOver | None = None

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from pipeal.core.errors import ConfigError, PlacementError, ScheduleError, StallError, add_note, is_whole
 from pipeal.core.modules import layers_of
 from pipeal.core.options import EngineOptions, with_keywords
-from pipeal.core.packet import Packet
+from pipeal.core.packet import HandedOver, Packet
 from pipeal.core.protocols import TrainableLayer
 from pipeal.core.rng import check_seed
 from pipeal.core.samples import iterate, pair_of, require_samples
@@ -225,6 +225,9 @@ class Pipeline:
     def submit(self, x: Tree, y: Tree, lr_scale: float = 1.0, *, updates: bool = True) -> None:
         """Sends one batch on its way; waits while the first stage has ``queue_depth`` packets waiting.
 
+        Layers learn from it while later ones are made: until :meth:`drain` returns nothing may write to its tensors.
+        Hand over clones of a buffer that is filled again.
+
         Args:
             x: The input of the first layer.
             y: Its target.
@@ -236,7 +239,7 @@ class Pipeline:
             Exception: Whatever a stage raised first, with a note of stage, layer, batch, device and shapes.
             StallError: No stage made progress for too long.
             ScheduleError: The pipeline is not open, or is predicting.
-            DataError: The batch has no samples.
+            DataError: The batch has no samples, or tensors of one before were written to since.
             ConfigError: ``lr_scale`` is not finite, or below 0.
         """
         executor = self._open()
@@ -423,9 +426,10 @@ class Pipeline:
             self._warn_of_evaluation()
             self._begin = perf_counter()
             self._restart_clocks()
+        handed_over = HandedOver((x, y))
         if any(tensor.requires_grad for tensor in tensors((x, y))):  # such as a teacher's answers as targets
             x, y = detach((x, y))
-        packet = Packet(self.next_batch, x, y, lr_scale, updates, self._sequence, ready_now((x, y)))
+        packet = Packet(self.next_batch, x, y, lr_scale, updates, self._sequence, ready_now((x, y)), handed_over)
         with self._delivery:
             executor.submit(packet)
         self.gathers = not updates

@@ -207,8 +207,9 @@ class LocalLayer(nn.Module, ABC):
         if left:
             raise LayerError(
                 f"no optimizer of the layer, {type(self).__name__}, has its parameters {', '.join(left[:4])}"
-                f"{', …' if len(left) > 4 else ''}, which would never learn: its factory left them out, or "
-                "they came after it; open it once all modules are there, or freeze them (requires_grad_(False))"
+                f"{', …' if len(left) > 4 else ''}, which would never learn: its factory left them out, they came "
+                "after it, or optimizers() does not give it (by default self.opt alone); open it once all modules are "
+                "there, have optimizers() give it, or freeze them (requires_grad_(False))"
             )
 
     def _taken_graph(self) -> tuple[Tensor, ...]:

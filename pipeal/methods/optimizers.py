@@ -22,6 +22,10 @@ adam: OptimizerFactory = partial(torch.optim.Adam, fused=True)
 """The published optimizer, in its fused form: one pass over the parameters of a side."""
 
 
+_OF_ALL = ("step", "zero_grad", "param_groups", "state", "state_dict", "load_state_dict")
+"""What an optimizer has, whose ever it is."""
+
+
 def open_optimizer(factory: OptimizerFactory | None, module: nn.Module, lr: float) -> torch.optim.Optimizer:
     """An optimizer of a module's parameters (:data:`adam` if None) that remembers its base learning rate.
 
@@ -40,6 +44,11 @@ def open_optimizer(factory: OptimizerFactory | None, module: nn.Module, lr: floa
     groups: list[dict[str, Any]] = [{"params": list(module.parameters())}]
     is_complex = any(parameter.is_complex() for parameter in module.parameters())  # which the fused form does not take
     optimizer = (factory or (torch.optim.Adam if is_complex else adam))(groups, lr=lr)
+    if lacking := [name for name in _OF_ALL if not hasattr(optimizer, name)]:
+        raise ConfigError(
+            f"optimizer {type(optimizer).__name__} has no {', '.join(lacking)}; expected what a torch.optim.Optimizer "
+            "has: derive it from that, or hand on what the one within it has"
+        )
     closure = signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is Parameter.empty:
         raise ConfigError(

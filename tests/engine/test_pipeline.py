@@ -15,7 +15,9 @@ from hypothesis import given
 from torch import Tensor, nn
 
 from pipeal import AE, AL, ENC, ALPackage, ConfigError, DataError, Pipeline, PlacementError, ScheduleError
+from pipeal.core.packet import HandedOver, Packet
 from pipeal.engine import SCHEDULES, Action, parse_device
+from pipeal.engine.runner.layer import Plain
 
 from .cases import Case, Layer, cases, cosine, predictions_by_hand, reference
 from .traps import Trap, nothing, quick
@@ -103,6 +105,44 @@ def test_batches_may_be_objects() -> None:
     with Pipeline(package, threads=1) as pipe:
         report = pipe.run(Batch(x, y) for x, y in SMALL.batches())
     assert report.samples == sum(SMALL.rows)
+
+
+@pytest.mark.parametrize("of_batch", [0, 1])
+@pytest.mark.parametrize("tensor", ["x", "y"])
+def test_a_batch_that_is_filled_again_while_layers_still_need_it_is_refused(of_batch: int, tensor: str) -> None:
+    """Symptom: with one buffer for all batches, layers learnt from those to come, and said nothing."""
+    package, written = SMALL.build(), threading.Event()
+    package[0].enc.f.register_forward_pre_hook(lambda *_: _waits(written))
+    batches = [dict(zip("xy", batch, strict=True)) for batch in SMALL.batches()]
+
+    def refilled() -> None:
+        with Pipeline(package, threads=1) as pipe:
+            for batch in batches:
+                pipe.submit(**batch)
+            batches[of_batch][tensor].add_(1)
+            written.set()
+            pipe.drain()
+
+    if of_batch:
+        with pytest.raises(DataError, match="tensors of batch 1 were written to after"):
+            refilled()
+    else:  # in the midst of the forward
+        with pytest.raises(ScheduleError, match=r"changed its input in place.* filled its tensors again"):
+            refilled()
+
+
+def _waits(event: threading.Event) -> None:
+    assert event.wait(60.0)
+
+
+def test_a_batch_that_is_filled_again_after_its_forward_is_refused() -> None:
+    """With recomputation a backward reads it once more."""
+    x, y = next(iter(SMALL.batches()))
+    runner, packet = Plain(SMALL.build()[0]), Packet(0, x, y, handed_over=HandedOver((x, y)))
+    runner.forward(packet, x, y)
+    x.add_(1)
+    with pytest.raises(DataError, match="tensors of batch 0 were written to after"):
+        runner.backward(packet)
 
 
 def test_on_batch_hears_every_number_in_order() -> None:

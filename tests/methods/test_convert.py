@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import io
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -586,3 +588,16 @@ def test_a_last_map_to_classes_is_told_where_a_bridge_sees_no_more(said: list[st
     assert not told(7, code=5)
     assert not told(7, method="greedy")
     assert not told(7, task="regression")
+
+
+def test_what_is_warned_of_is_seen_where_nobody_asked_for_a_log() -> None:
+    """Symptom: the lines that the documentation promises of a conversion were printed by the commands alone."""
+    lines = [
+        "from torch import nn, randn",
+        "from pipeal import ALPackage",
+        "net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 7))",
+        "ALPackage.from_bp(net, randn(4, 6), 7, split=['2'])",
+    ]
+    script = [sys.executable, "-c", "\n".join(lines)]
+    ended = subprocess.run(script, check=True, capture_output=True, text=True)
+    assert "gives 7 numbers, as many as there are classes" in ended.stderr

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ from pipeal.core.protocols import TURN, UP
 from pipeal.core.tree import Tree
 from pipeal.methods import Network, make_layers
 from pipeal.methods.layer import LocalLayer
-from pipeal.methods.optimizers import open_optimizer
+from pipeal.methods.optimizers import OptimizerFactory, open_optimizer
 from pipeal.models import TextDims, build_text
 from pipeal.training.evaluation import accuracy
 
@@ -139,6 +139,24 @@ def test_an_optimizer_of_pytorch_is_as_good_as_one_opened() -> None:
     for factor in (0.5, 0.25):
         layer.scale_lr(factor)
     assert layer.opt.param_groups[0]["lr"] == 0.125
+
+
+def test_an_optimizer_that_wraps_another_has_what_all_have() -> None:
+    """Symptom: AttributeError: 'Wraps' object has no attribute 'state'."""
+
+    class Wraps:
+        def __init__(self, groups: list[dict[str, Any]], lr: float) -> None:
+            self.within = torch.optim.SGD(groups, lr=lr)
+            self.param_groups = self.within.param_groups
+
+        def step(self) -> None:
+            self.within.step()
+
+        def zero_grad(self) -> None:
+            self.within.zero_grad()
+
+    with pytest.raises(ConfigError, match="optimizer Wraps has no state, state_dict, load_state_dict; expected what"):
+        open_optimizer(cast(OptimizerFactory, Wraps), nn.Linear(2, 2), 0.1)
 
 
 def test_an_optimizer_of_a_side_that_leaves_parameters_out_is_told() -> None:

@@ -109,16 +109,19 @@ class Plain(Runner):
         """Calls the layer.
 
         Raises:
+            DataError: What came was written to by its caller.
             ScheduleError: It changed its input in place.
             LayerError: It returns no pair, or a tensor of a graph, through which the next layer's gradient would come.
         """
+        _require_unchanged(packet)
         versions = _versions((x, y))
         onward = self._layer(x, y)
         losses = self._layer.loss()
         if _versions((x, y)) != versions:
             raise ScheduleError(
                 "the forward changed its input in place, which the layer before still needs for its backward; "
-                "use operators that do not (such as inplace=False) on what a layer receives"
+                "use operators that do not (such as inplace=False) on what a layer receives; or what made the batch "
+                "filled its tensors again meanwhile: hand over new ones for each, or clones"
             )
         if not isinstance(onward, tuple | list) or len(onward) != 2:
             raise LayerError(
@@ -158,7 +161,12 @@ class Plain(Runner):
         return is_own
 
     def backward(self, packet: Packet, rows: range | None = None) -> None:  # noqa: ARG002
-        """Backward of its losses."""
+        """Backward of its losses.
+
+        Raises:
+            DataError: What the forward has seen was written to by its caller.
+        """
+        _require_unchanged(packet)
         self._layer.backward()
 
     def learns(self) -> bool:
@@ -192,3 +200,8 @@ def _called(found: object) -> str:
 
 def _versions(tree: Tree) -> list[int]:
     return [version(tensor) for tensor in tensors(tree)]
+
+
+def _require_unchanged(packet: Packet) -> None:
+    if packet.handed_over is not None:
+        packet.handed_over.require_unchanged(packet.batch)
