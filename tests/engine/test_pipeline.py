@@ -111,14 +111,20 @@ def test_batches_may_be_objects() -> None:
 @pytest.mark.parametrize("tensor", ["x", "y"])
 def test_a_batch_that_is_filled_again_while_layers_still_need_it_is_refused(of_batch: int, tensor: str) -> None:
     """Symptom: with one buffer for all batches, layers learnt from those to come, and said nothing."""
-    package, written = SMALL.build(), threading.Event()
-    package[0].enc.f.register_forward_pre_hook(lambda *_: _waits(written))
+    package, begun, written = SMALL.build(), threading.Event(), threading.Event()
+
+    def wait(*_: Any) -> None:
+        begun.set()
+        assert written.wait(60.0)
+
+    package[0].enc.f.register_forward_pre_hook(wait)
     batches = [dict(zip("xy", batch, strict=True)) for batch in SMALL.batches()]
 
     def refilled() -> None:
         with Pipeline(package, threads=1) as pipe:
             for batch in batches:
                 pipe.submit(**batch)
+            assert begun.wait(60.0)
             batches[of_batch][tensor].mul_(1)  # class numbers stay some
             written.set()
             pipe.drain()
@@ -129,10 +135,6 @@ def test_a_batch_that_is_filled_again_while_layers_still_need_it_is_refused(of_b
     else:  # in the midst of the forward
         with pytest.raises(ScheduleError, match=r"changed its input in place.* filled its tensors again"):
             refilled()
-
-
-def _waits(event: threading.Event) -> None:
-    assert event.wait(60.0)
 
 
 def test_a_batch_that_is_filled_again_after_its_forward_is_refused() -> None:
