@@ -81,6 +81,14 @@ def through_blocks(inference: Function) -> Function:
 
 
 @runtime_checkable
+class KnowsInput(Protocol):
+    """A model that knows what the inputs of batches are, such as a network that was converted."""
+
+    def require_input(self, x: Tree) -> None:
+        """Raises where an input is something else."""
+
+
+@runtime_checkable
 class CutsOutputs(Protocol):
     """A layer whose parts return ``(loss, output)``, of which it detaches the output.
 

@@ -19,7 +19,7 @@ from pipeal.core.errors import ConfigError, PlacementError, ScheduleError, Stall
 from pipeal.core.modules import layers_of
 from pipeal.core.options import EngineOptions, with_keywords
 from pipeal.core.packet import HandedOver, Packet
-from pipeal.core.protocols import TrainableLayer
+from pipeal.core.protocols import KnowsInput, TrainableLayer
 from pipeal.core.rng import check_seed
 from pipeal.core.samples import iterate, pair_of, require_samples
 from pipeal.core.tree import Tree, batch_size, detach, tensors
@@ -239,7 +239,8 @@ class Pipeline:
             Exception: Whatever a stage raised first, with a note of stage, layer, batch, device and shapes.
             StallError: No stage made progress for too long.
             ScheduleError: The pipeline is not open, or is predicting.
-            DataError: The batch has no samples, or tensors of one before were written to since.
+            DataError: The batch has no samples, or its input lacks what the sample of a converted network had; or
+                tensors of one before were written to since.
             ConfigError: ``lr_scale`` is not finite, or below 0.
         """
         executor = self._open()
@@ -422,6 +423,8 @@ class Pipeline:
                 f"lr_scale is {lr_scale!r} for batch {self.next_batch}; expected a finite number, at least 0"
             )
         require_samples(self.next_batch, x)
+        if isinstance(self.model, KnowsInput):
+            self.model.require_input(x)
         if self._begin is None:
             self._warn_of_evaluation()
             self._begin = perf_counter()

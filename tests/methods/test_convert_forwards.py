@@ -13,9 +13,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeal import ALPackage, ConfigError
+from pipeal import ALPackage, ConfigError, DataError, Pipeline
 from pipeal.methods.cutting.cut import cut
 from tests.messages import messages
+
+IDS = torch.arange(24).reshape(4, 6) % 19 + 1
 
 
 class Texts(nn.Module):
@@ -64,6 +66,32 @@ def test_padding_changes_no_answer_under_a_mask_that_is_true_on_padding(network:
             package[0](given(ids, padding), targets)
             losses.append(package[0].loss())
         assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize(
+    ("network", "wrong", "told"),
+    [
+        (Texts, IDS, r"is a Tensor, \(4, 6\) int64; expected what the sample of from_bp was, a tuple, \(4, 6\) int64"),
+        (Texts, (IDS,), "is a tuple, .* expected .* a tuple"),
+        (ByName, {"ids": IDS}, "is a dict of ids; expected .* a dict of ids, key_padding_mask"),
+        (nn.Sequential, (IDS, IDS), "is a tuple, .* expected .* a Tensor"),
+    ],
+)
+def test_a_batch_that_lacks_what_the_sample_had_is_told(network: type[nn.Module], wrong: Any, told: str) -> None:
+    """Symptom: a loader that gave no masks ended in a traceback of generated code."""
+    mask = torch.zeros(4, 6, dtype=torch.bool)
+    if network is nn.Sequential:
+        net: nn.Module = nn.Sequential(nn.Embedding(20, 8), nn.Linear(8, 8))
+        sample: Any = IDS
+    else:
+        net, sample = network(), (IDS, mask) if network is Texts else {"ids": IDS, "key_padding_mask": mask}
+    package = ALPackage.from_bp(net, sample, 3, split=1 if network is nn.Sequential else ["layers.1"])
+    targets = torch.arange(4) % 3
+    with Pipeline(package, threads=1) as pipe:
+        pipe.run([(sample, targets)])
+        with pytest.raises(DataError, match=told):
+            pipe.submit(wrong, targets)
+        pipe.run([(sample, targets)])
 
 
 class Either(Texts):

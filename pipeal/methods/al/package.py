@@ -25,6 +25,7 @@ from pipeal.methods.al.layers import AL
 from pipeal.methods.al.sides import Conversion, OwnBlocks, PerPlace, Pools
 from pipeal.methods.al.source import Model, network_mode
 from pipeal.methods.al.summary import LayerShapes, Summary, find_shapes, summarize
+from pipeal.methods.cutting.calling import Arguments
 from pipeal.methods.optimizers import LearningRates, OptimizerFactory
 
 
@@ -50,6 +51,7 @@ class ALPackage(nn.Module):
         super().__init__()
         self._shapes: list[LayerShapes] | None = None
         self._notes: list[str] = []
+        self._arguments: Arguments | None = None
         if not isinstance(layers, Iterable | None):
             raise LayerError(f"expected layers in order, such as [AL(enc, ae), AL(enc, ae)], found {name_of(layers)}")
         given = [] if layers is None else [module_of(layer) for layer in layers]
@@ -217,9 +219,18 @@ class ALPackage(nn.Module):
         )
         layers, shapes, notes = convert(model, sample, how, split, weights, init_weights)
         package = cls(layers)
-        package._shapes, package._notes = shapes, notes
+        package._shapes, package._notes, package._arguments = shapes, notes, Arguments(sample)
         package.training = network_mode(model)
         return package
+
+    def require_input(self, x: Tree) -> None:
+        """Asks that the input of a batch is like the sample that a network was converted with; a pipeline asks of each.
+
+        Raises:
+            DataError: It lacks an argument, or is several where the sample is one tensor.
+        """
+        if self._arguments is not None:
+            self._arguments.require(x)
 
     def materialize(self, seed: int = 0) -> ALPackage:
         """Makes layers on the meta device real, all at once, on the CPU; those that are real are left alone.

@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pipeal.core.errors import ConfigError
+from pipeal.core.errors import ConfigError, DataError
 from pipeal.core.messages import tell_once
 from pipeal.core.tree import Tree, describe, shapes_of
 from pipeal.methods.cutting.probe import probing
@@ -146,7 +146,7 @@ def called(model: nn.Module, sample: Tree) -> Called:
         needed = [place for place in required if place not in given]
         if len(needed) > 1:
             raise ConfigError(
-                f"{name} takes {', '.join(needed)}, and the sample is {_what_is_given(sample)}; pass the inputs of a "
+                f"{name} takes {', '.join(needed)}, and the sample is {what_is_given(sample)}; pass the inputs of a "
                 f"batch as a tuple, ({', '.join(needed)}), or as a dict, {{{', '.join(f'{n!r}: …' for n in needed)}}}"
             )
         return Called(model, None, given)
@@ -181,10 +181,43 @@ def _masks(names: Iterable[tuple[str | int, str]]) -> dict[str | int, bool]:
     return found
 
 
-def _what_is_given(sample: Tree) -> str:
+def what_is_given(sample: Tree) -> str:
+    """In a few words, what the input of a batch is: a dict of which names, or a tensor or tuple of which shapes."""
     if isinstance(sample, Mapping):
         return f"a dict of {', '.join(map(str, sample))}"
     return f"a {type(sample).__name__}, {describe(shapes_of(sample))}"
+
+
+class Arguments:
+    """How many arguments the inputs of batches are, and which, as of a sample.
+
+    Args:
+        sample: A tensor, which is one; a tuple of some; a dict of some, by name. Of anything else nothing is asked.
+    """
+
+    def __init__(self, sample: Tree) -> None:
+        self._words = what_is_given(sample)
+        self._names = tuple(sample) if isinstance(sample, Mapping) else ()
+        self._count = len(sample) if type(sample) is tuple else 0
+        self._is_one = isinstance(sample, Tensor)
+
+    def require(self, x: Tree) -> None:
+        """Asks that an input has all that the sample had; what else is in a dict or tuple is left alone.
+
+        Raises:
+            DataError: It lacks one, or is several where the sample is one tensor.
+        """
+        if self._is_one:
+            fits = isinstance(x, Tensor)
+        elif self._names:
+            fits = isinstance(x, Mapping) and all(name in x for name in self._names)
+        else:
+            fits = not self._count or (isinstance(x, tuple | list) and len(x) >= self._count)
+        if not fits:
+            raise DataError(
+                f"the input is {what_is_given(x)}; expected what the sample of from_bp was, {self._words}, with any "
+                "number of rows"
+            )
 
 
 def why_not(whole: Called) -> str:
