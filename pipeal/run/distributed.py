@@ -23,6 +23,7 @@ from pipeal.core.errors import ConfigError, PeerLostError
 from pipeal.core.methods import METHODS
 from pipeal.engine.devices import ask_for_queues, device_names, gpu_count
 from pipeal.engine.devices.allocator import keep_freed_memory
+from pipeal.engine.distributed.attempt_store import AttemptStore
 from pipeal.engine.distributed.launch import Launch
 from pipeal.engine.distributed.world import World, open_world
 from pipeal.reporting.environment import environment
@@ -56,7 +57,12 @@ def carry_out(kind: Kind[Config], config: Config, resume: str, *, retry: bool = 
     launch = Launch.found()
     check_backprop(config, processes=1 if launch is None else launch.size)
     if launch is None or launch.size == 1:
-        run_experiment(_read(kind, config, resume), resume, Site(retry=retry))
+        attempts = None
+        if launch is not None and launch.hosted and resume == "never":
+            attempts = AttemptStore(launch, config.engine.peer_timeout_s)
+        site = Site(retry=retry, attempts=attempts)
+        resume = site.resumed(resume)
+        run_experiment(_read(kind, config, resume), resume, site)
         return
     if retry:
         raise ConfigError("--retry: found under torchrun, where stages are measured each time; leave it out")
@@ -91,6 +97,7 @@ def carry_out(kind: Kind[Config], config: Config, resume: str, *, retry: bool = 
             with _blaming(world):
                 world.on_signal(_signal_here)
                 team = Team(world, device)
+                resume = team.resumed(resume)
                 run_experiment(team.gather(_read(kind, config, resume)), resume, team)
                 team.dismiss()
 

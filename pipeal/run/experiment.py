@@ -69,6 +69,8 @@ def run_experiment(experiment: Experiment, resume: str = "auto", site: Site = ON
         if found is not None and site.retry and not heard.buffer:
             _log.warning("--retry: without effect, since a run is taken up; --resume never begins a new one")
         folder = found or open_now.enter_context(new_run(config))
+        if found is None:
+            site.has_begun(folder.path)
         if resume != "auto":
             folder.way_back = f"--resume {folder.path}"
         run = Run(experiment, folder, StopRequest(), Attempts(), site)

@@ -10,6 +10,7 @@ from pipeal.core.errors import ConfigError
 from pipeal.core.names import Mode
 from pipeal.core.protocols import TrainableLayer
 from pipeal.engine import Pipeline, Window
+from pipeal.engine.distributed.attempt_store import AttemptStore
 from pipeal.run.build import Experiment
 from pipeal.run.choices import choose
 from pipeal.run.opening import open_pipeline
@@ -22,6 +23,7 @@ class Site:
 
     Args:
         retry: Whether choices are made again although they are remembered.
+        attempts: What outlives this attempt at the command, where ``torchrun`` may make others.
 
     Attributes:
         alternates: Whether pipelines of several forms can be open at once, so that their epochs come in turns.
@@ -30,8 +32,19 @@ class Site:
 
     alternates = True
 
-    def __init__(self, *, retry: bool = False) -> None:
+    def __init__(self, *, retry: bool = False, attempts: AttemptStore | None = None) -> None:
         self.retry = retry
+        self._attempts = attempts
+
+    def resumed(self, resume: str) -> str:
+        """As asked for; but ``never`` counts for the first attempt, and later ones go on with the run that it began."""
+        kept = self._attempts.kept_run() if self._attempts is not None and resume == "never" else None
+        return kept or resume
+
+    def has_begun(self, run: Path) -> None:
+        """Lets later attempts know of a new run."""
+        if self._attempts is not None:
+            self._attempts.keep_run(str(run))
 
     def can_go_on(self, pipe: Pipeline | None) -> bool:  # noqa: ARG002
         """Whether another pipeline can follow one that has failed; None for one that did not come to be open."""

@@ -52,7 +52,7 @@ class Team(Site):
     alternates = False  # the other ranks serve one pipeline at a time
 
     def __init__(self, world: World, device: str) -> None:
-        super().__init__()  # without retry: stages are measured each time
+        super().__init__(attempts=world.attempts)  # without retry: stages are measured each time
         self.world = world
         self.device = device
         self.pipe: DistributedPipeline | None = None

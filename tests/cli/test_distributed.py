@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,11 @@ import pytest
 from pipeal.config import TextConfig, load_config
 from pipeal.core.errors import ConfigError
 from pipeal.engine.distributed.consistency import require_same
-from pipeal.run import distributed
+from pipeal.run import distributed, experiment
 from pipeal.run.distributed import carry_out
+from pipeal.run.forms import Run
+from pipeal.run.train import KINDS
+from tests.engine.distributed.ranks import store_port
 
 
 class _MetError(Exception):
@@ -101,3 +105,27 @@ def test_what_does_not_go_with_offloading_is_told_before_ranks_meet(
     with pytest.raises(ConfigError, match=line):
         facts_of(monkeypatch, "engine.offload=disk", *settings)
     assert facts_of(monkeypatch, "engine.offload=disk", "train.mode=bp", "engine.schedule=al-fm")
+
+
+def test_never_counts_for_the_first_attempt_of_a_command_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Symptom: after each restart by torchrun --max-restarts, a command with --resume never began another run."""
+    found: list[Path] = []
+
+    def begin(run: Run, *_: object) -> None:
+        found.append(run.folder.path)
+        raise _MetError
+
+    monkeypatch.setattr(experiment, "_begin", begin)
+    schema, kind = KINDS["text"]
+    settings = ["dataset=toynews", "model.name=lstm", "engine.devices=cpu", "engine.threads=1", f"out={tmp_path}"]
+    config = load_config(schema, overrides=settings)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, value)
+    for _ in range(2):  # commands, each with a torchrun of its own
+        with store_port() as port:
+            monkeypatch.setenv("MASTER_PORT", str(port))
+            for _ in range(2):  # attempts
+                with pytest.raises(_MetError):
+                    carry_out(kind, config, "never")
+    assert [path.name[-3:] for path in found] == ["001", "001", "002", "002"]

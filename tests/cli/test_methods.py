@@ -221,7 +221,7 @@ def test_over_stages_in_processes_a_model_of_one_layer_is_refused(methods: str, 
     experiment: Any = SimpleNamespace(config=load_config(TextConfig, overrides=asked))
     line = r"train.methods: found bp, .* one layer, on 2 stages; expected methods of al.*greedy" if whole else "on_non"
     with pytest.raises(ConfigError, match=line):
-        Team(SimpleNamespace(mesh=mesh), "cpu").choose(experiment, "al")  # type: ignore[arg-type]
+        Team(SimpleNamespace(mesh=mesh, attempts=None), "cpu").choose(experiment, "al")  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

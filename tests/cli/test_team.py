@@ -100,7 +100,7 @@ def test_stages_are_balanced_by_what_layers_cost_in_the_run(monkeypatch: pytest.
     monkeypatch.setattr(team, "sample_batches", lambda *_: [])
     monkeypatch.setattr(team, "stage_devices", lambda *_: ["cpu", "cpu"])
     mesh = SimpleNamespace(stages=2, replicas=1, size=2, check_layers=lambda *_: None, stage_of=lambda rank: rank)
-    world: Any = SimpleNamespace(mesh=mesh, rank=0)
+    world: Any = SimpleNamespace(mesh=mesh, rank=0, attempts=None)
     experiment: Any = SimpleNamespace(
         config=load_config(TextConfig, None, overrides=["engine.matmul=medium", "train.mode=al"], values={}),
         layers=lambda *_, **__: iter([0, 0, 0]),
@@ -121,7 +121,7 @@ def test_all_ranks_have_what_is_fast_on_all(monkeypatch: pytest.MonkeyPatch, oth
         return [own, {"threads": 1, "precision": others, "facts": None}]
 
     launch = SimpleNamespace(local_size=1, local_rank=0)
-    world: Any = SimpleNamespace(mesh=mesh, rank=0, launch=launch, tell=lambda _: None, gather=gather)
+    world: Any = SimpleNamespace(mesh=mesh, rank=0, launch=launch, attempts=None, tell=lambda _: None, gather=gather)
     experiment: Any = SimpleNamespace(
         config=load_config(TextConfig, None, overrides=["engine.sizes=[2,1]", "train.mode=al"], values={}),
         models=SimpleNamespace(blueprint={}),

@@ -274,8 +274,9 @@ def test_a_job_is_asked_to_end_then_a_rank_of_it_is_killed_and_it_comes_back_by_
 def test_an_offloaded_job_whose_rank_is_killed_leaves_what_one_process_leaves_in_memory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Ranks make their own layers, and take them up from their files, when torchrun has started them again."""
-    arguments = (*texts(tmp_path, "transformer"), "--epochs=4")
+    """Ranks make their own layers, and take them up from their files, when torchrun has started them again. It was said
+    to begin a new run, and did so after each restart."""
+    arguments = (*texts(tmp_path, "transformer"), "--epochs=4", "--resume=never")
     script, gate = held_texts(tmp_path, epochs=4)
     alone = one_process(text.command, capsys, tmp_path / "alone", *arguments)
     folder = tmp_path / "many" / alone.name

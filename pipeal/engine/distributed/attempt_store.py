@@ -4,9 +4,10 @@
 
     knock/<rank>    a word that a rank draws when it comes; the next attempt's replaces it
     let in/<word>   the attempt's name, which rank 0 draws, and answers whoever knocks with
+    run             the folder of the run that rank 0 has begun, for later attempts
 
-What an earlier attempt left is never taken for this one's: nobody has its words any more. That torchrun counts its
-restarts would not do: each machine's counts its own.
+What an earlier attempt said to its ranks is never taken for this one's: nobody has its words any more. That torchrun
+counts its restarts would not do: each machine's counts its own.
 """
 
 from __future__ import annotations
@@ -68,6 +69,16 @@ class AttemptStore:
             with self._reached():
                 for rank in range(1, self._launch.size):
                     self._let_other_in(rank)
+
+    def keep_run(self, folder: str) -> None:
+        """Lets later attempts know which run this one has begun; raises as :meth:`answer`."""
+        with self._reached():
+            self._store.set("pipeal/run", folder)
+
+    def kept_run(self) -> str | None:
+        """The folder of the run that an earlier attempt has begun, if one has; raises as :meth:`answer`."""
+        with self._reached():
+            return self._store.get("pipeal/run").decode() if self._store.check(["pipeal/run"]) else None
 
     def _let_other_in(self, rank: int) -> None:
         if self._store.check([f"pipeal/knock/{rank}"]):

@@ -41,6 +41,7 @@ class World(Collectives):
         launch: What this process was told at its start.
         attempt: Tells this try at the run from those before and after it, which may still be ending.
         store: For whoever builds process groups; a connection of its own.
+        attempts: What outlives this attempt; None where the store ends with it.
     """
 
     def __init__(self, launch: Launch, heartbeat: Heartbeat, store: dist.Store, attempt: str = "0") -> None:
@@ -48,6 +49,7 @@ class World(Collectives):
         self.launch = launch
         self.attempt = attempt
         self.store = store
+        self.attempts: AttemptStore | None = None
         self._has_groups = False
         self._endpoint: Endpoint | None = None
         self._wires = 0
@@ -231,6 +233,7 @@ def open_world(
     attempt_store = AttemptStore(launch, timeout_s)
     heartbeat = Heartbeat(attempt_store.connect(), launch.rank, mesh, timeout_s, attempt_store.where)
     world = World(launch, heartbeat, attempt_store.connect(), attempt_store.attempt)
+    world.attempts = attempt_store if launch.hosted else None
     heartbeat.start()
     try:
         world.meet(facts, attempt_store.answer)
