@@ -140,15 +140,20 @@ def open_backprop(
 
 
 def serve_backprop(
-    layers: Iterable[TrainableLayer], world: World, device: str, config: RunConfig, traced: Window | None
+    layers: Iterable[TrainableLayer],
+    world: World,
+    device: str,
+    config: RunConfig,
+    traced: Window | None,
+    first_batch: int,
 ) -> None:
     """Serves it on any other rank, until it ends; the arguments are those of :func:`open_backprop`, as is what is
-    raised, and the batches that are traced."""
+    raised, the batches that are traced, and the number of the first batch."""
     from pipeal.run.backprop_ranks import Follower  # likewise
 
     follower = Follower(_whole(layers), world, device, **_settings(config, traced))
     with matmul_precision(config.engine.matmul), attention_without_plans({follower.device.device.type}):
-        follower.serve(config.engine.threads)
+        follower.serve(config.engine.threads, first_batch)
 
 
 def _whole(layers: Iterable[TrainableLayer]) -> BP:

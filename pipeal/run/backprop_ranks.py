@@ -29,7 +29,7 @@ from torch import Tensor
 from pipeal.core.errors import ConfigError, PeerLostError
 from pipeal.core.options import Precision
 from pipeal.core.rng import random_words
-from pipeal.core.tree import Tree, batch_size, move
+from pipeal.core.tree import Shapes, Tree, batch_size, move, shapes_of
 from pipeal.engine.devices import make_current, open_device
 from pipeal.engine.devices.threads import set_intra_op_threads
 from pipeal.engine.distributed.channel import Wire
@@ -37,6 +37,7 @@ from pipeal.engine.distributed.process_groups import Groups, Seat, gpu_group, ha
 from pipeal.engine.distributed.requests import facts_of_clock
 from pipeal.engine.distributed.world import World
 from pipeal.engine.execution.executors import STOP_S
+from pipeal.engine.runner.error_context import ErrorContext
 from pipeal.engine.runner.parts import cut
 from pipeal.engine.schedule import Action
 from pipeal.engine.sizes import layers_of_stages
@@ -152,15 +153,19 @@ class _Rank:
 class Follower(_Rank):
     """Any rank but the first; the arguments are those of rank 0. Other ranks' blocks are let go of."""
 
-    def serve(self, threads: int | None) -> None:
+    def serve(self, threads: int | None, first_batch: int = 0) -> None:
         """Does what rank 0 says until it ends the pipeline.
 
         Args:
             threads: Of operators on a CPU.
+            first_batch: The number of the first batch, for messages.
 
         Raises:
             PeerLostError: Another rank is lost.
+            Exception: What this stage raised; a note says where.
         """
+        self._errors = ErrorContext(self.world.rank, {}, self.device, "raise")
+        self._first_batch, self._had = first_batch, Shapes()
         for rank, blocks in enumerate(self.blocks):
             for block in blocks if rank != self.world.rank else ():
                 release(self.layer.row()[block])
@@ -187,17 +192,19 @@ class Follower(_Rank):
                 *(tuple(facts["shape"]), facts["counts"], facts["sequence"], facts["key"]),
                 y=move(tree, self.device.device),
             )
-            loss = stage.learn(work)
+            self._had = stage.takes(work.shape)
+            loss = self._explained(partial(stage.learn, work), facts["sequence"])
             if loss is not None:
                 self.features.send(0, "loss", {}, loss.cpu())
         elif order.kind == "update":
             self.layer.scale_lr(facts["lr_scale"])
-            self.update(facts["sequence"])
+            self._explained(partial(self.update, facts["sequence"]), facts["sequence"])
         elif order.kind == "climb":
             shape = None if facts["shape"] is None else tuple(facts["shape"])
             for _ in range(facts["parts"]):
                 came = self.features.body(self.features.receive([self.world.rank - 1]))
-                out = stage.climb(move(came, self.device.device), shape)
+                self._had, climb = shapes_of(came), partial(stage.climb, move(came, self.device.device), shape)
+                out = climb() if shape is None else self._explained(climb, facts["sequence"])
                 self.features.send((self.world.rank + 1) % self.count, "features", {}, move(out, _CPU))
         elif order.kind == "begin":
             self.clock.restart()
@@ -209,6 +216,14 @@ class Follower(_Rank):
         elif order.kind == "state":
             self.features.send(0, "state", {}, self.state_of(self.world.rank))
         return order.kind != "end"
+
+    def _explained(self, work: Callable[[], T], sequence: int) -> T:
+        """Says of what goes wrong in this stage where it was, as other stages do."""
+        try:
+            return work()
+        except BaseException as error:
+            self._errors.explain(error, self.stage.action, None, self._first_batch + sequence, self._had)
+            raise
 
 
 class Leader(_Rank):
@@ -331,7 +346,7 @@ class Leader(_Rank):
             self.orders.post(rank, order, facts)
 
     def _climb(self, parts: Sequence[Tree], shape: Shape | None = None) -> list[Tensor]:
-        self._tell("climb", parts=len(parts), shape=shape)
+        self._tell("climb", parts=len(parts), shape=shape, sequence=self._sequence)
         answers: list[Tensor] = []
         for number, part in enumerate(parts):
             own = move(self.stage.climb(part, shape), _CPU)

@@ -24,11 +24,10 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from pipeal.core.draws import may_draw
-from pipeal.core.errors import add_note
 from pipeal.core.modules import in_mode
 from pipeal.core.options import Precision
 from pipeal.core.rng import keyed
-from pipeal.core.tree import Tree, tensors
+from pipeal.core.tree import Shapes, Tree, tensors
 from pipeal.core.tree_codec import Form, put_together, taken_apart
 from pipeal.engine.devices import Device
 from pipeal.engine.runner.parts import cut
@@ -131,6 +130,9 @@ class BackpropStage(nn.Module):
         group: The process group of all stages, in order.
         precision: Of forwards.
         clock: Times the actions.
+
+    Attributes:
+        action: What it was last at, for messages.
     """
 
     def __init__(
@@ -158,6 +160,7 @@ class BackpropStage(nn.Module):
         self._work: Work | None = None
         self._losses: list[Tensor] = []
         self._begun = 0
+        self.action = Action.FORWARD
 
     @property
     def is_last(self) -> bool:
@@ -171,6 +174,7 @@ class BackpropStage(nn.Module):
             x: On the device.
             shape: That of a batch to come with micro-batches like this one; None for none.
         """
+        self.action = Action.FORWARD
         with in_mode([self.blocks], False), torch.no_grad():
             out = self._through(x)
         if shape is not None:
@@ -184,6 +188,11 @@ class BackpropStage(nn.Module):
         """Whether a micro-batch of that shape has climbed, and its buffers are still there; the same on all stages."""
         return shape in self._made
 
+    def takes(self, shape: Shape) -> Shapes:
+        """What a micro-batch of a shape that has climbed is as it comes in here."""
+        _, takes, _ = self._made[shape]
+        return list(zip(takes.shapes, takes.dtypes, strict=True))
+
     def learn(self, work: Work) -> Tensor | None:
         """Forward and backward of a batch whose shape has climbed; gradients add up to that of the mean loss.
 
@@ -195,6 +204,7 @@ class BackpropStage(nn.Module):
         """
         made = self._made[work.shape] = self._made.pop(work.shape)  # the latest
         schedule, takes, _ = made
+        self.action = Action.FORWARD
         # A row of each, which PyTorch takes apart again.
         rows = [torch.stack([takes.pack(one) for one in work.x])] if work.x else []
         self._work, self._losses, self._begun = work, [], 0
@@ -207,9 +217,7 @@ class BackpropStage(nn.Module):
         except RuntimeError as error:
             if error.__cause__ is None:
                 raise
-            # PyTorch wraps it into one that lists all arguments.
-            add_note(error.__cause__, f"in stage {self._number} of pipelined backpropagation")
-            raise error.__cause__ from None
+            raise error.__cause__ from None  # PyTorch wraps it into one that lists all arguments
         finally:
             self._work = None
 
@@ -231,6 +239,7 @@ class BackpropStage(nn.Module):
     @contextmanager
     def timed(self, action: Action, batch: int) -> Iterator[None]:
         """Counts an action on a micro-batch, or an update after the last one, by its number through all batches."""
+        self.action = action
         begin = self._device.stamp()
         yield
         self._clock.add(self._number, action, batch, batch, begin)

@@ -121,7 +121,7 @@ class Follower(Generic[Config]):
         if is_pipelined_bp(config.engine):
             network = list(self._models.under(config).layers(config.train.mode, seed))
             with libraries_left_out():
-                serve_backprop(network, self.world, device, config, traced)
+                serve_backprop(network, self.world, device, config, traced, first_batch)
             return
         settings = settings_of(config, seed, first_batch, traced, folder if sees else None)
         with self._fed(config, seed) as feed, ExitStack() as while_serving:

@@ -60,7 +60,7 @@ class ErrorContext:
         if not isinstance(error, MemoryError | RuntimeError | NonFiniteError | DataError):
             return
         late = isinstance(error, NonFiniteError) and (error.layer, error.batch) != (index, batch)
-        known = late or isinstance(error, OutOfMemoryError | PeerLostError) or getattr(error, "__notes__", None)
+        known = late or isinstance(error, OutOfMemoryError) or getattr(error, "__notes__", None)
         if not known:
             self.explain(error, action, index, batch)
 
@@ -69,9 +69,13 @@ class ErrorContext:
     ) -> None:
         """Adds to an error where it was; of one that says memory ran out, makes one that says what to do.
 
+        Another rank was lost wherever it was: of that, this place says nothing.
+
         Raises:
             OutOfMemoryError: It was one of those.
         """
+        if isinstance(error, PeerLostError):
+            return
         kind = "" if index is None else f", layer {index} ({type(self.layers[index]).__name__})"
         where = f"in the {_NAMES[action]} of stage {self.number}{kind}, batch {batch}, device {self.device}"
         shapes = describe((had or []) if index is None else self.had[index])
