@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import monotonic, time
 from typing import Annotated, Any, TypeAlias
@@ -116,7 +116,8 @@ class Status:
 
 
 def stages_before(stage: int, found: Any) -> dict[str, Any]:
-    """What the stage before has told of itself and of those before it, looked at.
+    """What the stage before has told of itself and of those before it, looked at, with times by the clock here: that of
+    another machine may be hours off.
 
     Args:
         stage: The number of the stage that was told.
@@ -128,7 +129,13 @@ def stages_before(stage: int, found: Any) -> dict[str, Any]:
     stages = checked(_STATUSES, found)
     if not stages.keys() <= {str(number) for number in range(stage)}:
         raise ValueError("its status is not of the stages before")
-    return {number: asdict(one) for number, one in stages.items()}
+    sender = stages.get(str(stage - 1))
+    behind_s = 0.0 if sender is None else time() - sender.at  # it has told of itself just now
+    return {number: asdict(_later(one, behind_s)) for number, one in stages.items()}
+
+
+def _later(one: StageStatus, by_s: float) -> StageStatus:
+    return replace(one, at=one.at + by_s, saved_at=None if one.saved_at is None else one.saved_at + by_s)
 
 
 def read_status(folder: Path) -> list[StageStatus]:
@@ -175,10 +182,10 @@ def status_table(stages: Sequence[StageStatus]) -> str:
             one.waiting,
             one.retained,
             one.retained_mib,
-            "-" if one.saved_at is None else f"item {one.saved}, {now - one.saved_at:.0f} s ago",
+            "-" if one.saved_at is None else f"item {one.saved}, {max(0.0, now - one.saved_at):.0f} s ago",
             one.before,
             one.after,
-            f"{now - one.at:.0f} s ago",
+            f"{max(0.0, now - one.at):.0f} s ago",
         ]
         for one in stages
     ]

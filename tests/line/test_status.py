@@ -99,8 +99,21 @@ def test_a_disk_that_takes_nothing_is_told_once_and_stops_nothing(
     assert read_status(tmp_path)[0].items == 7
 
 
-def test_what_a_peer_tells_is_looked_at() -> None:
-    good = {"0": asdict(ONE), "1": {**asdict(ONE), "stage": 1}}
+@pytest.mark.parametrize("ahead_s", [-7200.0, 0.0, 7200.0])
+def test_what_a_peer_tells_has_the_times_of_the_clock_here(ahead_s: float, now: list[float]) -> None:
+    """Symptom: a snapshot of just now was hours old, or was to come, where the clock of its machine was off."""
+    there = now[0] + ahead_s
+    before = {
+        "0": asdict(replace(ONE, at=there - 3, saved_at=there - 60)),
+        "1": asdict(replace(ONE, stage=1, at=there, saved_at=None)),
+    }
+    found = stages_before(2, before)
+    assert [(one["at"], one["saved_at"]) for one in found.values()] == [(997.0, 940.0), (1000.0, None)]
+    assert status_table([replace(ONE, at=1001.0, saved_at=1002.0)]).count(" 0 s ago") == 2, "a clock was set back"
+
+
+def test_what_a_peer_tells_is_looked_at(now: list[float]) -> None:
+    good = {"0": asdict(replace(ONE, at=now[0])), "1": asdict(replace(ONE, stage=1, at=now[0]))}
     assert stages_before(2, json.loads(json.dumps(good))) == good
     assert stages_before(2, {}) == {}
     bad: list[Any] = [
@@ -113,7 +126,7 @@ def test_what_a_peer_tells_is_looked_at() -> None:
             stages_before(2, one)
 
 
-def test_what_a_peer_tells_beside_is_not_passed_on() -> None:
+def test_what_a_peer_tells_beside_is_not_passed_on(now: list[float]) -> None:
     """A status as long as a head may be, to which the next stage added its own, was too long for that one's peer."""
-    found = stages_before(1, {"0": {**asdict(ONE), "more": "x" * 100_000}})
-    assert found == {"0": asdict(ONE)}
+    told = asdict(replace(ONE, at=now[0]))
+    assert stages_before(1, {"0": {**told, "more": "x" * 100_000}}) == {"0": told}
