@@ -42,10 +42,10 @@ class Partings:
             write_whole(self._path(neighbour), f"{self._begun} {word}")
 
     def of(self, neighbour: int) -> str:
-        """The word that is kept of a neighbour; an empty one where there is none."""
+        """The word that is kept of a neighbour; an empty one where there is none, or the file is damaged."""
         with suppress(FileNotFoundError):
-            begun, _, word = self._path(neighbour).read_text(encoding="utf-8").partition(" ")
-            return word if begun == self._begun else ""
+            begun, _, word = self._path(neighbour).read_text(encoding="utf-8", errors="replace").partition(" ")
+            return word if begun == self._begun and word in (PARTED, LEFT) else ""
         return ""
 
     def _path(self, neighbour: int) -> Path:
