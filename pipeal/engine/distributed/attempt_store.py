@@ -13,8 +13,10 @@ counts its restarts would not do: each machine's counts its own.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from datetime import timedelta
+from threading import Thread
 from time import monotonic, sleep
 from uuid import uuid4
 
@@ -25,6 +27,9 @@ from pipeal.engine.distributed.launch import Launch
 
 POLL_S = 0.05
 """How often one who waits for others looks into the store."""
+
+_LATE_S = 5.0
+"""How much later than its timeout the store may say itself why it cannot be reached."""
 
 
 class AttemptStore:
@@ -105,8 +110,22 @@ class AttemptStore:
 
     def _connected(self, *, serve: bool = False) -> dist.Store:
         to, timeout = self._launch, timedelta(seconds=self._timeout_s)
+        made: Future[dist.Store] = Future()
+
+        def make() -> None:
+            try:
+                made.set_result(
+                    dist.TCPStore(to.address, to.port, to.size, serve, timeout=timeout, wait_for_workers=False)
+                )
+            except BaseException as error:  # noqa: BLE001  raised where it was asked for
+                made.set_exception(error)
+
+        # Left behind where something accepts the connection and says nothing: the store's timeout does not end that.
+        Thread(target=make, name="pipeal-store", daemon=True).start()
         with self._reached(serve=serve):
-            return dist.TCPStore(to.address, to.port, to.size, serve, timeout=timeout, wait_for_workers=False)
+            if not wait([made], self._timeout_s + _LATE_S).done:
+                raise RuntimeError("no store: it accepts connections and says nothing")
+            return made.result()
 
     @contextmanager
     def _reached(self, *, serve: bool = False) -> Iterator[None]:

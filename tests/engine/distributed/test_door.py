@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from threading import Thread
 from unittest.mock import patch
 
@@ -76,6 +77,15 @@ def test_a_store_that_says_nothing_of_its_error_is_told_of_in_words(rank: int, k
     launch = Launch(rank, 2, rank, 2, "127.0.0.1", 1)
     with patch.object(dist, "TCPStore", side_effect=RuntimeError()), pytest.raises(kind, match="RuntimeError"):
         AttemptStore(launch, 1.0)
+
+
+def test_a_port_that_accepts_and_says_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Symptom: ranks other than 0 waited for ever for a program that was no store, past every timeout."""
+    monkeypatch.setattr(door, "_LATE_S", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        launch = Launch(1, 2, 1, 2, *silent.getsockname())
+        with pytest.raises(PeerLostError, match=r"rank 0 cannot be reached: nobody answers at .* \(.*says nothing\)$"):
+            AttemptStore(launch, 0.1)
 
 
 def test_what_an_earlier_attempt_left_in_the_store_is_not_heard() -> None:
