@@ -310,7 +310,7 @@ class Pipeline:
         Args:
             batches: Pairs ``(x, y)``, or objects with attributes ``x`` and ``y``.
             lr_scale: The factor on all learning rates, or a function from the batch number to it.
-            on_batch: Called with the batch number after each submission.
+            on_batch: Called with the batch number after each submission; the place to predict or to save meanwhile.
             updates: Whether layers update after a batch, or a function from the batch number to that:
                 ``lambda batch: batch % 4 == 3`` makes one update of four batches. The last one should update.
 

@@ -10,7 +10,8 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -209,6 +210,37 @@ def test_a_wrong_shape_of_the_user_is_named(schedule: str) -> None:
     with pytest.raises(RuntimeError) as caught, Pipeline(package, schedule=schedule, threads=1) as pipe:
         pipe.run([(torch.ones(5, 3), torch.ones(5, 2)), (torch.ones(5, 4), torch.ones(5, 2))])
     assert "stage 0, layer 0 (Fails), batch 1, device cpu; input (5, 4) float32" in notes_of(caught.value)
+
+
+USES: dict[str, Callable[[Pipeline, Path], object]] = {
+    "submit": lambda pipe, _: pipe.submit(None, None),
+    "predict": lambda pipe, _: pipe.predict(None),
+    "predict_each": lambda pipe, _: list(pipe.predict_each([None])),
+    "drain": lambda pipe, _: pipe.drain(),
+    "save": lambda pipe, folder: pipe.save(folder / "mixed"),
+    "load": lambda pipe, folder: pipe.load(folder / "sound"),
+}
+
+
+@pytest.mark.parametrize("schedule", ["sequential"])
+@pytest.mark.parametrize("use", USES)
+def test_what_a_hook_or_a_signal_handler_calls_within_a_batch_is_refused(
+    tmp_path: Path, schedule: str, use: str
+) -> None:
+    """Symptom: ``save`` in a hook wrote, as if it were sound, a file of layers of which some had learnt from the batch
+    and some had not; ``submit`` ended in an AssertionError, and a ``drain`` reported more losses than batches."""
+    Pipeline(quick(3)).save(tmp_path / "sound")
+    refused = []
+
+    def spring() -> None:
+        with pytest.raises(ScheduleError, match="within a batch"):
+            USES[use](pipe, tmp_path)
+        refused.append(use)
+
+    with Pipeline([*quick(1), Trap("F", 1, spring), *quick(1)], None, schedule, threads=1) as pipe:
+        assert pipe.run(nothing(3)).batches == pipe.next_batch == 3
+    assert refused == [use]
+    assert not (tmp_path / "mixed").exists()
 
 
 @pytest.mark.parametrize("schedule", THREADED)

@@ -51,6 +51,7 @@ class InlineExecutor:
         self.stages = stages
         self.tasks = [(self.stages[task.stage], task.action) for task in schedule.order(len(stages), 1)]
         self._failure: BaseException | None = None
+        self._busy = False
         self._threads_before = torch.get_num_threads()
         if options.threads is not None:
             torch.set_num_threads(options.threads)
@@ -58,6 +59,7 @@ class InlineExecutor:
     def submit(self, packet: Packet) -> None:
         """Runs the batch; after a failure, which leaves layers half updated, raises it again."""
         self.drain()
+        self._busy = True
         try:
             for stage, action in self.tasks:
                 onward = stage.run(action, packet if action is Action.FORWARD else None)
@@ -65,6 +67,8 @@ class InlineExecutor:
         except BaseException as error:
             self._failure = error
             raise
+        finally:
+            self._busy = False
 
     def snapshot(self, snapshot: Snapshot) -> None:
         """Takes the states at once."""
@@ -77,7 +81,17 @@ class InlineExecutor:
             raise
 
     def drain(self) -> None:
-        """Nothing is ever left to do."""
+        """Nothing is ever left to do.
+
+        Raises:
+            ScheduleError: It is called within a batch, by a layer, a hook or a signal handler.
+            BaseException: What the last batch failed with.
+        """
+        if self._busy:
+            raise ScheduleError(
+                "this is called within a batch, amid which layers stand at different ones; have the hook or signal "
+                "handler set a flag, and call it after the batch, as in the on_batch of run()"
+            )
         if self._failure is not None:
             raise self._failure
 
