@@ -27,6 +27,7 @@ from pipeal.engine.checks import check_layers
 from pipeal.engine.devices import Device, open_device, ready_now, share_gpus
 from pipeal.engine.devices.assignment import Devices, assign
 from pipeal.engine.execution.executors import Executor, InlineExecutor, ThreadedExecutor
+from pipeal.engine.execution.worker import refuse_on_worker
 from pipeal.engine.inference.exit_policy import EarlyExits, ExitPolicy
 from pipeal.engine.inference.predictor import Predictor
 from pipeal.engine.report import RunReport
@@ -238,7 +239,7 @@ class Pipeline:
         Raises:
             Exception: Whatever a stage raised first, with a note of stage, layer, batch, device and shapes.
             StallError: No stage made progress for too long.
-            ScheduleError: The pipeline is not open, or is predicting.
+            ScheduleError: The pipeline is not open, or is predicting; or a layer or a hook has called, amid a batch.
             DataError: The batch has no samples, or its input lacks what the sample of a converted network had; or
                 tensors of one before were written to since.
             ConfigError: ``lr_scale`` is not finite, or below 0.
@@ -340,9 +341,11 @@ class Pipeline:
 
         Raises:
             PlacementError: There is no such exit.
-            ScheduleError: An iterator of :meth:`predict_each` or :meth:`predict_exits` is not yet finished.
+            ScheduleError: An iterator of :meth:`predict_each` or :meth:`predict_exits` is not yet finished; or a layer
+                or a hook has called, amid a batch.
             Exception: Whatever a stage raised first, with a note of stage, layer, device and shapes.
         """
+        refuse_on_worker(self.stages)
         return self._predictor.one(x, exit_at)
 
     @overload
@@ -380,10 +383,12 @@ class Pipeline:
             Exception: Whatever a stage raised first, with a note of stage, layer, batch, device and shapes.
             StallError: No stage made progress for too long.
         """
+        refuse_on_worker(self.stages)
         return self._predictor.each(batches, exit_at, policy)
 
     def predict_exits(self, batches: Iterable[Tree]) -> Generator[list[Tensor], None, None]:
         """As :meth:`predict_each`, but yields a list of the logits of every exit; each layer is climbed once."""
+        refuse_on_worker(self.stages)
         return self._predictor.exits(batches)
 
     def save(self, path: str | Path) -> None:
@@ -540,6 +545,7 @@ class Pipeline:
         )
 
     def _open(self) -> Executor:
+        refuse_on_worker(self.stages)
         if self._executor is None:
             raise ScheduleError("the pipeline is not open: `with Pipeline(...) as pipe:`, or once more `with pipe:`")
         return self._executor

@@ -216,19 +216,21 @@ USES: dict[str, Callable[[Pipeline, Path], object]] = {
     "submit": lambda pipe, _: pipe.submit(None, None),
     "predict": lambda pipe, _: pipe.predict(None),
     "predict_each": lambda pipe, _: list(pipe.predict_each([None])),
+    "predict_exits": lambda pipe, _: list(pipe.predict_exits([None])),
     "drain": lambda pipe, _: pipe.drain(),
     "save": lambda pipe, folder: pipe.save(folder / "mixed"),
     "load": lambda pipe, folder: pipe.load(folder / "sound"),
 }
 
 
-@pytest.mark.parametrize("schedule", ["sequential"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("use", USES)
 def test_what_a_hook_or_a_signal_handler_calls_within_a_batch_is_refused(
     tmp_path: Path, schedule: str, use: str
 ) -> None:
     """Symptom: ``save`` in a hook wrote, as if it were sound, a file of layers of which some had learnt from the batch
-    and some had not; ``submit`` ended in an AssertionError, and a ``drain`` reported more losses than batches."""
+    and some had not; ``submit`` ended in an AssertionError, and a ``drain`` reported more losses than batches. On a
+    worker, calls waited for themselves until ``stall_timeout_s`` was over."""
     Pipeline(quick(3)).save(tmp_path / "sound")
     refused = []
 
@@ -241,6 +243,19 @@ def test_what_a_hook_or_a_signal_handler_calls_within_a_batch_is_refused(
         assert pipe.run(nothing(3)).batches == pipe.next_batch == 3
     assert refused == [use]
     assert not (tmp_path / "mixed").exists()
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_layer_may_ask_another_pipeline(schedule: str) -> None:
+    """As of a teacher: it waits for stages that do not wait for it."""
+    answers = []
+    x = torch.ones(2, 3)
+    with Pipeline(ALPackage([Fails(""), Fails("")]), None, schedule, threads=1) as teacher:
+        layers = [*quick(1), Trap("F", 1, lambda: answers.append(teacher.predict(x))), *quick(1)]
+        with Pipeline(layers, None, schedule, threads=1) as pipe:
+            pipe.run(nothing(3))
+        (answer,) = answers
+        assert torch.equal(answer, teacher.predict(x))
 
 
 @pytest.mark.parametrize("schedule", THREADED)

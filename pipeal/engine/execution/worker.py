@@ -12,7 +12,7 @@ Every wait in this module ends: by what it waits for, or because :meth:`SharedPr
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
 from typing import Any
@@ -161,6 +161,20 @@ class SharedProgress:
                 snapshot.give_up(self._why(snapshot), ended=True)
         for link in self._links:
             link.close()
+
+
+def refuse_on_worker(stages: Sequence[Stage]) -> None:
+    """Refuses what waits for the stages where one of their workers would wait for itself.
+
+    Raises:
+        ScheduleError: This is the thread of one's worker: a layer or a hook has called.
+    """
+    thread = threading.current_thread()
+    if isinstance(thread, Worker) and thread.stage in stages:
+        raise ScheduleError(
+            f"this is called within a batch, on the thread of stage {thread.stage.number}, which it would wait for; "
+            "have the layer or hook set a flag, and call it on the thread that submits, as in the on_batch of run()"
+        )
 
 
 class StageThread(threading.Thread):

@@ -189,9 +189,10 @@ def _go_on(pipe: Pipeline, saved: Saved, path: str | Path) -> None:
     _refuse_far(pipe, "load the file in one process")
     pipe._predictor.refuse_while_under_way()
     if pipe._executor is not None:
+        executor = pipe._open()
         pipe._require_update("nothing can be loaded")
         with pipe._delivery:
-            pipe._finish(pipe._executor)
+            pipe._finish(executor)
     places = [(stage, index) for stage in pipe.stages for index, _ in stage.layers]
 
     def copier(number: int) -> AbstractContextManager[CopyTensor]:
