@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
+from threading import get_ident
 from time import perf_counter
 from types import TracebackType
 from typing import Any, TypeAlias, overload
@@ -15,7 +16,7 @@ from typing import Any, TypeAlias, overload
 import torch
 from torch import Tensor, nn
 
-from pipeal.core.errors import ConfigError, PlacementError, ScheduleError, StallError, add_note, is_whole
+from pipeal.core.errors import ConfigError, PlacementError, ScheduleError, StallError, add_note, first_line, is_whole
 from pipeal.core.modules import layers_of
 from pipeal.core.options import EngineOptions, with_keywords
 from pipeal.core.packet import HandedOver, Packet
@@ -154,7 +155,7 @@ class Pipeline:
         self.next_batch = first_batch
         self.left_behind = self.gathers = self._uneven = False
         self._sequence = 0
-        self._delivery = _Delivery()
+        self._told: tuple[BaseException | None, int] = None, 0
         self._executor: Executor | None = None
         self._predictor = Predictor(self.stages, self.options, serial=self.schedule.serial, rest=self._rest)
         self._begin: float | None = None
@@ -174,7 +175,7 @@ class Pipeline:
         if self._executor is not None:
             raise ScheduleError("this pipeline is already open")
         self._sequence = self._batches = self._samples = 0
-        self._begin, self._delivery.failure, self.gathers = None, None, False
+        self._begin, self._told, self.gathers = None, (None, 0), False
         for stage in self.stages:
             stage.reset()
         with ExitStack() as undo:
@@ -194,7 +195,7 @@ class Pipeline:
         Raises what no call within the ``with`` has raised before.
         """
         executor = self._open()
-        told = self._delivery.failure
+        told, _ = self._told
         failure = told if error is None and isinstance(told, StallError) else error  # it is not waited for twice
         if failure is None:
             try:
@@ -219,7 +220,7 @@ class Pipeline:
         finally:
             self._process_settings.close()
             self._leave_stages(failure)
-            self._delivery.failure = None  # its frames hold the last batches
+            self._told = None, 0  # its frames hold the last batches
         if error is None and failure is not None and failure is not told:
             raise failure
 
@@ -239,7 +240,8 @@ class Pipeline:
         Raises:
             Exception: Whatever a stage raised first, with a note of stage, layer, batch, device and shapes.
             StallError: No stage made progress for too long.
-            ScheduleError: The pipeline is not open, or is predicting; or a layer or a hook has called, amid a batch.
+            ScheduleError: The pipeline is not open, is predicting, or has failed, as this thread was told before; or a
+                layer or a hook has called, amid a batch.
             DataError: The batch has no samples, or its input lacks what the sample of a converted network had; or
                 tensors of one before were written to since.
             ConfigError: ``lr_scale`` is not finite, or below 0.
@@ -466,6 +468,10 @@ class Pipeline:
         return snapshot
 
     @property
+    def _delivery(self) -> _Delivery:
+        return _Delivery(self)
+
+    @property
     def _kinds(self) -> set[str]:
         """The kinds of devices that are worked on here."""
         return {kind for stage in self.stages if not stage.device.far for kind in stage.device.types}
@@ -570,17 +576,24 @@ class Pipeline:
 class _Delivery:
     """Within it, what the engine raises goes to the caller; the end of the ``with`` shall not raise it again.
 
-    Attributes:
-        failure: What the last such call raised; None where it went well.
+    What ended the pipeline comes out of every later call, too. Raised as it is, a Ctrl-C of then would look like one of
+    now: a thread that was told gets an error that says since when.
     """
 
-    failure: BaseException | None = None
+    def __init__(self, pipe: Pipeline) -> None:
+        self._pipe, self._before = pipe, pipe._told
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        self.failure = error
+        told = self._pipe._told = error, get_ident()
+        if error is not None and told == self._before:
+            where = [str(note).partition(";")[0] for note in getattr(error, "__notes__", [])[:1]]
+            raise ScheduleError(
+                f"the pipeline has failed, and its layers may stand at different batches, since "
+                f"{', '.join([first_line(error), *where])}; leave its `with`, and load what was saved before"
+            ) from error
 
 
 def _is_finite(number: object) -> bool:

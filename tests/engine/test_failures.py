@@ -308,12 +308,47 @@ def test_a_failure_seen_only_at_the_end_of_the_with_block() -> None:
         pipe.submit(None, None)
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("use", USES)
+def test_a_failed_pipeline_says_since_when(tmp_path: Path, schedule: str, use: str) -> None:
+    """Symptom: ``save`` after a Ctrl-C that had been caught raised a KeyboardInterrupt without words, as if of now.
+    Here it is a ValueError, as pytest ends by the other."""
+    Pipeline(quick(2)).save(tmp_path / "sound")
+    failure = ValueError("the trap")
+    with Pipeline([*quick(1), Trap("B", 2, throw(failure))], None, schedule) as pipe:
+        with pytest.raises(ValueError, match="the trap"):
+            pipe.run(nothing(4))
+        for _ in range(2):
+            with pytest.raises(
+                ScheduleError,
+                match=r"at different batches, since ValueError: the trap, in the backward of stage 1, layer 1 "
+                r"\(Trap\), batch 2, device cpu; leave its `with`, and load what was saved before$",
+            ) as caught:
+                USES[use](pipe, tmp_path)
+            assert caught.value.__cause__ is failure
+    assert not (tmp_path / "mixed").exists()
+    pipe.load(tmp_path / "sound")
+    pipe.save(tmp_path / "again")
+
+
 @pytest.mark.parametrize("schedule", THREADED)
-def test_a_failed_pipeline_says_so_again(schedule: str) -> None:
-    with Pipeline([Trap("B", 0, throw(ValueError("once")))], None, schedule) as pipe:
-        for use in (lambda: pipe.run(nothing(4)), lambda: pipe.submit(None, None), lambda: pipe.predict(None)):
-            with pytest.raises(ValueError, match="once"):
-                use()
+def test_each_thread_is_told_a_failure_as_it_is(schedule: str) -> None:
+    """Law 3: what another thread has heard of, such as one that predicts, is the first exception for this one, too."""
+    heard = []
+
+    def predict() -> None:
+        with pytest.raises(ValueError, match="the trap"):
+            pipe.predict(None)
+        heard.append(True)
+
+    with Pipeline([Trap("B", 0, throw(ValueError("the trap")))], None, schedule) as pipe:
+        pipe.submit(None, None)
+        other = threading.Thread(target=predict)
+        other.start()
+        other.join()
+        with pytest.raises(ValueError, match="the trap"):
+            pipe.drain()
+    assert heard
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

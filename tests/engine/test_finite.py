@@ -13,7 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from pipeal import AE, AL, ENC, ALPackage, PipealError, Pipeline
+from pipeal import AE, AL, ENC, ALPackage, PipealError, Pipeline, ScheduleError
 from pipeal.core.errors import NonFiniteError
 from pipeal.core.rng import keyed
 from pipeal.engine import SCHEDULES
@@ -316,14 +316,16 @@ def late(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_on_a_device_that_lags_it_is_seen_at_the_drain_and_nobody_waits_before(schedule: str) -> None:
     pipe = Pipeline(package(), None, schedule, threads=1)
-    with pytest.raises(NonFiniteError, match=r"layer 0 .* on batch 5: nan.*go on from a checkpoint") as caught, pipe:  # noqa: PT012
+    with pipe:
         for x, y in data(100, [5]):
             pipe.submit(x, y)
         pipe._executor.drain()  # type: ignore[union-attr]
         assert [len(stage.device.marks) for stage in pipe.stages] == [3, 3, 3]  # one for 32 batches
-        with pytest.raises(NonFiniteError):
+        with pytest.raises(NonFiniteError, match=r"layer 0 .* on batch 5: nan.*go on from a checkpoint") as caught:
             pipe.drain()
-        pipe.drain()  # and again
+        with pytest.raises(ScheduleError, match="since NonFiniteError: layer 0 ") as again:
+            pipe.drain()
+    assert again.value.__cause__ is caught.value
     assert (caught.value.layer, caught.value.batch) == (0, 5)
 
 
