@@ -197,14 +197,17 @@ class Pipeline:
         executor = self._open()
         told, _ = self._told
         failure = told if error is None and isinstance(told, StallError) else error  # it is not waited for twice
-        if failure is None:
+        even = self._begin is None and not self.gathers
+        if failure is None or isinstance(executor, InlineExecutor):  # which leaves nothing to wait for
             try:
                 self._finish(executor)
                 self._require_update("the pipeline cannot end")
+                # Of another executor it is so where there is no failure.
+                even = isinstance(executor, InlineExecutor) and executor.ended == self._sequence
             except BaseException as found:  # noqa: BLE001  raised below, once the workers have ended
-                failure = found
+                failure = failure or found
         self._executor = None
-        self._uneven |= failure is not None and self._begin is not None
+        self._uneven |= failure is not None and not even
         for stage in self.stages:
             stage.abandon()
         try:

@@ -199,6 +199,50 @@ def test_a_failure_after_all_was_learnt_hinders_no_saving(tmp_path: Path) -> Non
     assert Pipeline.load(tmp_path / "m", quick(2)).next_batch == 3
 
 
+def test_a_failure_between_batches_of_sequential_hinders_no_saving(tmp_path: Path) -> None:
+    """Symptom: what was submitted had all been learnt from, but ``save`` said that it had not, and refused."""
+    pipe = Pipeline(small(), "cpu*3", "sequential", threads=1)
+    with pytest.raises(ZeroDivisionError), pipe:  # noqa: PT012  a user's own mistake
+        for batch in data(3):
+            pipe.submit(*batch)
+        raise ZeroDivisionError
+    pipe.save(tmp_path / "m")
+    found, wanted = small(1), small()
+    assert Pipeline.load(tmp_path / "m", found, "cpu").next_batch == 3
+    with Pipeline(wanted, "cpu", threads=1) as other:
+        other.run(data(3))
+    assert values(found) == values(wanted)
+
+
+def test_a_batch_that_was_learnt_from_and_not_counted_is_not_saved(tmp_path: Path) -> None:
+    """A Ctrl-C may come where the last layer has learnt and the batch is not counted: a file would count too few."""
+    pipe = Pipeline(quick(2), None, "sequential")
+    with pytest.raises(ZeroDivisionError), pipe:  # noqa: PT012  pytest ends by a KeyboardInterrupt
+        pipe.submit(None, None)
+        submit = pipe._executor.submit  # type: ignore[union-attr]
+        cut_off = patch.object(pipe._executor, "submit", lambda packet: [submit(packet), 1 / 0])
+        with cut_off:
+            pipe.submit(None, None)
+    with pytest.raises(ScheduleError, match="a failure ended the pipeline before"):
+        pipe.save(tmp_path / "m")
+
+
+@pytest.mark.parametrize("schedule", ["sequential", "pipelined"])
+@pytest.mark.parametrize("drains", [False, True])
+def test_a_failure_between_two_batches_of_one_update_leaves_nothing_to_save(
+    tmp_path: Path, schedule: str, *, drains: bool
+) -> None:
+    """Symptom: after a ``drain`` the file counted the first batch, whose gradients the pipeline's end had dropped."""
+    pipe = Pipeline(quick(2), None, schedule)
+    with pytest.raises(ZeroDivisionError), pipe:  # noqa: PT012
+        pipe.submit(None, None, updates=False)
+        if drains:
+            pipe.drain()
+        raise ZeroDivisionError
+    with pytest.raises(ScheduleError, match="a failure ended the pipeline before"):
+        pipe.save(tmp_path / "m")
+
+
 def test_a_stage_that_failed_says_so_when_it_is_saved(tmp_path: Path) -> None:
     with Pipeline([Trap("F", 0, throw(ValueError("the trap"))), *quick(1)]) as pipe:
         pipe.submit(None, None)

@@ -45,11 +45,16 @@ class Executor(Protocol):
 
 
 class InlineExecutor:
-    """Runs each batch to its end in the caller's thread, in the schedule's own order."""
+    """Runs each batch to its end in the caller's thread, in the schedule's own order.
+
+    Attributes:
+        ended: How many batches have.
+    """
 
     def __init__(self, stages: Sequence[Stage], schedule: Schedule, options: EngineOptions) -> None:
         self.stages = stages
         self.tasks = [(self.stages[task.stage], task.action) for task in schedule.order(len(stages), 1)]
+        self.ended = 0
         self._failure: BaseException | None = None
         self._busy = False
         self._threads_before = torch.get_num_threads()
@@ -64,6 +69,7 @@ class InlineExecutor:
             for stage, action in self.tasks:
                 onward = stage.run(action, packet if action is Action.FORWARD else None)
                 packet = onward or packet
+            self.ended = packet.sequence + 1
         except BaseException as error:
             self._failure = error
             raise
