@@ -23,7 +23,7 @@ from pipeal.core.packet import HandedOver, Packet
 from pipeal.core.protocols import KnowsInput, TrainableLayer
 from pipeal.core.rng import check_seed
 from pipeal.core.samples import iterate, pair_of, require_samples
-from pipeal.core.tree import Tree, batch_size, detach, tensors
+from pipeal.core.tree import Tree, batch_size, copied, detach, map_tensors, tensors
 from pipeal.engine.checks import check_layers
 from pipeal.engine.devices import Device, open_device, ready_now, share_gpus
 from pipeal.engine.devices.assignment import Devices, assign
@@ -234,8 +234,8 @@ class Pipeline:
         Hand over clones of a buffer that is filled again.
 
         Args:
-            x: The input of the first layer.
-            y: Its target.
+            x: The input of the first layer. Tensors made in inference mode are copied.
+            y: Its target; likewise.
             lr_scale: The factor on all learning rates.
             updates: Whether layers update after it. Else they gather its gradients for an update after a later batch,
                 which is that of one batch of all their samples (:mod:`pipeal.engine.runner.accumulation`).
@@ -439,9 +439,12 @@ class Pipeline:
             self._warn_of_evaluation()
             self._begin = perf_counter()
             self._restart_clocks()
-        handed_over = HandedOver((x, y))
-        if any(tensor.requires_grad for tensor in tensors((x, y))):  # such as a teacher's answers as targets
+        handed_over, found = HandedOver((x, y)), tensors((x, y))
+        if any(tensor.requires_grad for tensor in found):  # such as a teacher's answers as targets
             x, y = detach((x, y))
+        if any(tensor.is_inference() for tensor in found):  # as these are, too; no layer could learn from them
+            with torch.inference_mode(False):
+                x, y = map_tensors(_for_training, (x, y))
         packet = Packet(self.next_batch, x, y, lr_scale, updates, self._sequence, ready_now((x, y)), handed_over)
         with self._delivery:
             executor.submit(packet)
@@ -597,6 +600,10 @@ class _Delivery:
                 f"the pipeline has failed, and its layers may stand at different batches, since "
                 f"{', '.join([first_line(error), *where])}; leave its `with`, and load what was saved before"
             ) from error
+
+
+def _for_training(tensor: Tensor) -> Tensor:
+    return copied(tensor) if tensor.is_inference() else tensor
 
 
 def _is_finite(number: object) -> bool:

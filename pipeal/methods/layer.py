@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipeal.core.errors import ConfigError, LayerError, PlacementError, ScheduleError
+from pipeal.core.errors import ConfigError, LayerError, PlacementError, ScheduleError, listed
 from pipeal.core.materialize import Origin, is_on_meta
 from pipeal.core.modules import device_of
 from pipeal.core.protocols import DOWN, TURN, UP, Path, check_path, through_blocks
@@ -103,11 +103,14 @@ class LocalLayer(nn.Module, ABC):
 
         Raises:
             ScheduleError: There is no forward to go back through.
+            LayerError: There are several losses, and no parameter that any depends on, though not all are frozen.
             RuntimeError: There is one loss, and no parameter that it depends on.
         """
         losses = [*self._taken_graph()]
         if len(losses) > 1:  # a side may be frozen; where there is one loss, PyTorch says that nothing learns from it
             losses = [loss for loss in losses if loss.requires_grad]
+            if not losses:
+                self._require_frozen()
         # One call for all: their graphs share little, and it spares crossings into C++.
         torch.autograd.backward(losses if self.scaler is None else self.scaler.scaled(losses))
 
@@ -210,6 +213,16 @@ class LocalLayer(nn.Module, ABC):
                 f"{', …' if len(left) > 4 else ''}, which would never learn: its factory left them out, they came "
                 "after it, or optimizers() does not give it (by default self.opt alone); open it once all modules are "
                 "there, have optimizers() give it, or freeze them (requires_grad_(False))"
+            )
+
+    def _require_frozen(self) -> None:
+        """Refuses losses that are all without a gradient, unless the whole layer is frozen."""
+        learning = [name for name, parameter in self.named_parameters() if parameter.requires_grad]
+        if learning:
+            raise LayerError(
+                f"no loss of the layer, {type(self).__name__}, has a gradient, so that its parameters "
+                f"{listed(learning, 4)} would never learn: compute the losses from them, without detach() and outside "
+                "of torch.no_grad() and inference_mode(), or freeze them (requires_grad_(False))"
             )
 
     def _taken_graph(self) -> tuple[Tensor, ...]:

@@ -419,6 +419,24 @@ def test_the_callers_grad_mode_does_not_matter() -> None:
     assert all(weights == found["sequential"] != start for weights in found.values())
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("made_there", [False, True])
+def test_inference_mode_of_the_caller_does_not_matter(schedule: str, *, made_there: bool) -> None:
+    """Symptom: under ``sequential`` losses were reported and nothing learnt; of batches made in that mode, too, and the
+    other schedules failed on those."""
+
+    def weights(mode: bool) -> list[float]:
+        torch.manual_seed(5)
+        package, batches = ALPackage([square() for _ in range(2)]), data(4, 4)
+        with Pipeline(package, None, schedule, threads=1) as pipe:
+            with torch.inference_mode(mode):
+                pipe.run([tuple(one.clone() for one in batch) if made_there else batch for batch in batches[:2]])
+            pipe.run(batches[2:])  # with states of the optimizers that may be changed here, too
+        return torch.cat([value.flatten() for value in package.parameters()]).tolist()
+
+    assert weights(True) == weights(False)
+
+
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
 def test_a_forward_computes_in_the_precision_that_is_asked_for(precision: Any, dtype: torch.dtype) -> None:
     """All schedules are alike in any precision, also in one that nobody asked for."""

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from pipeal import AE, AL, BP, ENC, ConfigError, ScheduleError
+from pipeal import AE, AL, BP, ENC, ConfigError, LayerError, ScheduleError
 
 X, Y = torch.ones(4, 3), torch.ones(4, 5)
 
@@ -288,3 +288,15 @@ def test_a_single_loss_that_reaches_no_weight_is_an_error() -> None:
     al(X, Y)
     al.backward()
     assert all(parameter.grad is not None for parameter in al.enc.parameters())
+
+
+def test_several_losses_that_reach_no_weight_are_an_error_unless_all_are_frozen() -> None:
+    """Symptom: AL trained nothing in inference mode, without a word, where a single loss is refused by PyTorch."""
+    al = layer()
+    with torch.inference_mode(), torch.enable_grad():
+        al(X, Y)
+    with pytest.raises(LayerError, match=r"no loss of the layer, AL, has a gradient, .* enc\.f\..* would never learn"):
+        al.backward()
+    al.requires_grad_(False)
+    al(X, Y)
+    al.backward()

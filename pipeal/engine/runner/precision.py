@@ -189,7 +189,9 @@ def settings(action: Action, device: Device, precision: Precision) -> AbstractCo
         found.append(autocast(device, precision))
     else:  # the caller's
         found += [torch.autocast(kind, enabled=False) for kind in device.types if torch.is_autocast_enabled(kind)]
-    if forward and not torch.is_grad_enabled():
+    if torch.is_inference_mode_enabled():  # whose tensors never learn, nor may those of an optimizer be changed later
+        found.append(torch.inference_mode(False))  # with gradients enabled
+    elif forward and not torch.is_grad_enabled():
         found.append(torch.enable_grad())
     if action is Action.BACKWARD:
         # With autograd's own threads off, the backward of stages that share a GPU runs on their workers instead of on
