@@ -7,6 +7,7 @@ protocol, :class:`pipeal.core.protocols.TrainableLayer`.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from weakref import ref
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pipeal.core.errors import DataError
+from pipeal.core.messages import tell_once
 from pipeal.core.tree import Tree, tensors, version
 
 
@@ -31,15 +33,25 @@ class HandedOver:
 
     def require_unchanged(self, batch: int) -> None:
         """Refuses what the caller has filled again for a later batch. PyTorch counts what its own operators write: not
-        what NumPy does to an array from which a tensor was made.
+        what NumPy does to an array from which a tensor was made; and of a slice, what is written to any part of the
+        tensor that it is of, which is told once.
 
         Raises:
             DataError: One was written to.
         """
-        if any(tensor is not None and version(tensor) != count for seen, count in self._seen for tensor in [seen()]):
-            raise DataError(
-                f"tensors of batch {batch} were written to after they were handed over, and layers still learn from "
-                "them; hand over new ones for each batch, or clones"
+        for seen, count in self._seen:
+            tensor = seen()
+            if tensor is None or version(tensor) == count:
+                continue
+            if tensor._base is None:
+                raise DataError(
+                    f"tensors of batch {batch} were written to after they were handed over, and layers still learn "
+                    "from them; hand over new ones for each batch, or clones"
+                )
+            tell_once(
+                "a batch is a slice of a tensor that was written to while layers still learn from the batch; if it was "
+                "this slice, they learn from what was written: hand over clones",
+                logging.WARNING,
             )
 
 

@@ -121,6 +121,7 @@ class Pipeline:
         files: dict[int, MappedFile] = {}
         layers = self._layers_here(model, sizes, options, files)
         self.model = model if isinstance(model, nn.Module) else layers
+        self._require_input = model.require_input if isinstance(model, KnowsInput) else None
         check_layers(layers)
         placed = assign(layers, devices, sizes, options.threads, self.schedule)
         self.sizes = placed.sizes
@@ -433,18 +434,20 @@ class Pipeline:
                 f"lr_scale is {lr_scale!r} for batch {self.next_batch}; expected a finite number, at least 0"
             )
         require_samples(self.next_batch, x)
-        if isinstance(self.model, KnowsInput):
-            self.model.require_input(x)
+        if self._require_input is not None:
+            self._require_input(x)
         if self._begin is None:
             self._warn_of_evaluation()
             self._begin = perf_counter()
             self._restart_clocks()
-        handed_over, found = HandedOver((x, y)), tensors((x, y))
+        found = tensors((x, y))
         if any(tensor.requires_grad for tensor in found):  # such as a teacher's answers as targets
             x, y = detach((x, y))
         if any(tensor.is_inference() for tensor in found):  # as these are, too; no layer could learn from them
             with torch.inference_mode(False):
                 x, y = map_tensors(_for_training, (x, y))
+        # What was copied above is nobody else's; and a serial schedule is done with the batch before this returns.
+        handed_over = None if self.schedule.serial else HandedOver((x, y))
         packet = Packet(self.next_batch, x, y, lr_scale, updates, self._sequence, ready_now((x, y)), handed_over)
         with self._delivery:
             executor.submit(packet)

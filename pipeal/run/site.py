@@ -6,6 +6,7 @@ from collections.abc import Container, Iterable
 from pathlib import Path
 
 from pipeal.config import EngineConfig, RunConfig
+from pipeal.core.artifacts import ASKED
 from pipeal.core.errors import ConfigError
 from pipeal.core.names import Mode
 from pipeal.core.protocols import TrainableLayer
@@ -15,6 +16,7 @@ from pipeal.run.build import Experiment
 from pipeal.run.choices import choose
 from pipeal.run.opening import open_pipeline
 from pipeal.run.remembered import PlacementCache
+from pipeal.run.run_folder import last_told
 from pipeal.training.checkpoint.resume import ResumedTraining
 
 
@@ -37,9 +39,12 @@ class Site:
         self._attempts = attempts
 
     def resumed(self, resume: str) -> str:
-        """As asked for; but ``never`` counts for the first attempt, and later ones go on with the run that it began."""
+        """As asked for; but ``never`` counts for the first attempt, and later ones go on with the run that it began, if
+        that is here and has not come to its end."""
         kept = self._attempts.kept_run() if self._attempts is not None and resume == "never" else None
-        return kept or resume
+        if kept is None or not ASKED.at(Path(kept)).is_file() or last_told(Path(kept)).get("status") == "finished":
+            return resume
+        return kept
 
     def has_begun(self, run: Path) -> None:
         """Lets later attempts know of a new run."""

@@ -72,8 +72,7 @@ def test_padding_changes_no_answer_under_a_mask_that_is_true_on_padding(network:
     ("network", "wrong", "told"),
     [
         (Texts, IDS, r"is a Tensor, \(4, 6\) int64; expected what the sample of from_bp was, a tuple, \(4, 6\) int64"),
-        (Texts, (IDS,), "is a tuple, .* expected .* a tuple"),
-        (ByName, {"ids": IDS}, "is a dict of ids; expected .* a dict of ids, key_padding_mask"),
+        (ByName, IDS, "is a Tensor, .* expected .* a dict of ids, key_padding_mask"),
         (nn.Sequential, (IDS, IDS), "is a tuple, .* expected .* a Tensor"),
     ],
 )

@@ -47,11 +47,12 @@ class ALPackage(nn.Module):
         LayerError: It is nothing to iterate over, or a layer in it is no module, such as a class.
     """
 
+    _arguments: Arguments | None = None
+
     def __init__(self, layers: Iterable[TrainableLayer] | None = None) -> None:
         super().__init__()
         self._shapes: list[LayerShapes] | None = None
         self._notes: list[str] = []
-        self._arguments: Arguments | None = None
         if not isinstance(layers, Iterable | None):
             raise LayerError(f"expected layers in order, such as [AL(enc, ae), AL(enc, ae)], found {name_of(layers)}")
         given = [] if layers is None else [module_of(layer) for layer in layers]
@@ -227,7 +228,7 @@ class ALPackage(nn.Module):
         """Asks that the input of a batch is like the sample that a network was converted with; a pipeline asks of each.
 
         Raises:
-            DataError: It lacks an argument, or is several where the sample is one tensor.
+            DataError: It is a tensor where the sample is several, or the other way round.
         """
         if self._arguments is not None:
             self._arguments.require(x)

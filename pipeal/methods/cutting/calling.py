@@ -189,31 +189,23 @@ def what_is_given(sample: Tree) -> str:
 
 
 class Arguments:
-    """How many arguments the inputs of batches are, and which, as of a sample.
+    """Whether the inputs of batches are one tensor or several, as of a sample.
 
     Args:
-        sample: A tensor, which is one; a tuple of some; a dict of some, by name. Of anything else nothing is asked.
+        sample: A tensor; a tuple or a dict of several. Which of these a model needs, it alone knows.
     """
 
     def __init__(self, sample: Tree) -> None:
         self._words = what_is_given(sample)
-        self._names = tuple(sample) if isinstance(sample, Mapping) else ()
-        self._count = len(sample) if type(sample) is tuple else 0
         self._is_one = isinstance(sample, Tensor)
 
     def require(self, x: Tree) -> None:
-        """Asks that an input has all that the sample had; what else is in a dict or tuple is left alone.
+        """Asks that an input is like the sample.
 
         Raises:
-            DataError: It lacks one, or is several where the sample is one tensor.
+            DataError: It is one tensor where the sample is several, or several where that is one.
         """
-        if self._is_one:
-            fits = isinstance(x, Tensor)
-        elif self._names:
-            fits = isinstance(x, Mapping) and all(name in x for name in self._names)
-        else:
-            fits = not self._count or (isinstance(x, tuple | list) and len(x) >= self._count)
-        if not fits:
+        if isinstance(x, Tensor) != self._is_one:
             raise DataError(
                 f"the input is {what_is_given(x)}; expected what the sample of from_bp was, {self._words}, with any "
                 "number of rows"
