@@ -15,6 +15,7 @@ from hypothesis import given
 from torch import Tensor, nn
 
 from pipeal import AE, AL, ENC, ALPackage, ConfigError, DataError, Pipeline, PlacementError, ScheduleError
+from pipeal.core.messages import tell_once
 from pipeal.core.packet import HandedOver, Packet
 from pipeal.engine import SCHEDULES, Action, parse_device
 from pipeal.engine.runner.layer import Plain
@@ -145,6 +146,21 @@ def test_a_batch_that_is_filled_again_after_its_forward_is_refused() -> None:
     x.add_(1)
     with pytest.raises(DataError, match="tensors of batch 0 were written to after"):
         runner.backward(packet)
+
+
+def test_of_a_slice_it_is_told_once_that_something_was_written_to(caplog: pytest.LogCaptureFixture) -> None:
+    """Rows of a data set that is still being filled are as they were; PyTorch counts writes to all of it alike."""
+    tell_once.cache_clear()
+    rows = torch.zeros(4, 3)
+    handed_over = HandedOver((rows[:2], rows[2:]))
+    handed_over.require_unchanged(0)
+    assert not caplog.messages
+    kept = rows[:2]
+    handed_over = HandedOver(kept)
+    rows[3] = 1.0
+    for batch in range(2):
+        handed_over.require_unchanged(batch)
+    assert [message[:40] for message in caplog.messages] == ["a batch is a slice of a tensor that was "]
 
 
 def test_on_batch_hears_every_number_in_order() -> None:
