@@ -369,10 +369,10 @@ class Pipeline:
 
         While it is under way, :meth:`submit` is refused, from whatever thread.
         Each answer is what :meth:`predict` gives, bit for bit on a CPU with the same ``threads``.
-        ``batches`` are drawn ahead of the answers, ``queue_depth`` per stage at most. The model stays in evaluation
-        mode until the iterator is exhausted or closed, as leaving a ``for`` over this call does. So long the stages'
-        threads live, or, of an exhausted one, in an open pipeline for the predictions to come. Under a serial
-        schedule, or with one stage, the caller does the work.
+        ``batches`` are drawn ahead of the answers, ``queue_depth`` per stage at most; nothing may write to one before
+        its answer has come. The model stays in evaluation mode until the iterator is exhausted or closed, as leaving a
+        ``for`` over this call does. So long the stages' threads live, or, of an exhausted one, in an open pipeline for
+        the predictions to come. Under a serial schedule, or with one stage, the caller does the work.
 
         Args:
             batches: Inputs of the first layer.
