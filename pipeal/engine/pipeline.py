@@ -156,7 +156,7 @@ class Pipeline:
         self.next_batch = first_batch
         self.left_behind = self.gathers = self._uneven = False
         self._sequence = 0
-        self._told: tuple[BaseException | None, int] = None, 0
+        self._delivery = _Delivery()
         self._executor: Executor | None = None
         self._predictor = Predictor(self.stages, self.options, serial=self.schedule.serial, rest=self._rest)
         self._begin: float | None = None
@@ -176,7 +176,7 @@ class Pipeline:
         if self._executor is not None:
             raise ScheduleError("this pipeline is already open")
         self._sequence = self._batches = self._samples = 0
-        self._begin, self._told, self.gathers = None, (None, 0), False
+        self._begin, self._delivery.failure, self.gathers = None, None, False
         for stage in self.stages:
             stage.reset()
         with ExitStack() as undo:
@@ -196,7 +196,7 @@ class Pipeline:
         Raises what no call within the ``with`` has raised before.
         """
         executor = self._open()
-        told, _ = self._told
+        told = self._delivery.failure
         failure = told if error is None and isinstance(told, StallError) else error  # it is not waited for twice
         even = self._begin is None and not self.gathers
         if failure is None or isinstance(executor, InlineExecutor):  # which leaves nothing to wait for
@@ -224,7 +224,7 @@ class Pipeline:
         finally:
             self._process_settings.close()
             self._leave_stages(failure)
-            self._told = None, 0  # its frames hold the last batches
+            self._delivery.failure = None  # its frames hold the last batches
         if error is None and failure is not None and failure is not told:
             raise failure
 
@@ -446,7 +446,7 @@ class Pipeline:
         if any(tensor.is_inference() for tensor in found):  # as these are, too; no layer could learn from them
             with torch.inference_mode(False):
                 x, y = map_tensors(_for_training, (x, y))
-        # What was copied above is nobody else's; and a serial schedule is done with the batch before this returns.
+        # No caller can write to what was copied above; and a serial schedule is done with the batch at the return.
         handed_over = None if self.schedule.serial else HandedOver((x, y))
         packet = Packet(self.next_batch, x, y, lr_scale, updates, self._sequence, ready_now((x, y)), handed_over)
         with self._delivery:
@@ -475,10 +475,6 @@ class Pipeline:
         with self._delivery:
             executor.snapshot(snapshot)
         return snapshot
-
-    @property
-    def _delivery(self) -> _Delivery:
-        return _Delivery(self)
 
     @property
     def _kinds(self) -> set[str]:
@@ -587,17 +583,26 @@ class _Delivery:
 
     What ended the pipeline comes out of every later call, too. Raised as it is, a Ctrl-C of then would look like one of
     now: a thread that was told gets an error that says since when.
+
+    Attributes:
+        failure: What the last such call raised; None where it went well.
     """
 
-    def __init__(self, pipe: Pipeline) -> None:
-        self._pipe, self._before = pipe, pipe._told
+    def __init__(self) -> None:
+        self.failure: BaseException | None = None
+        self._told: set[int] = set()
+        """The threads that have got it."""
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        told = self._pipe._told = error, get_ident()
-        if error is not None and told == self._before:
+        thread = get_ident()
+        if error is not self.failure:
+            self.failure, self._told = error, set()
+        was_told = thread in self._told
+        self._told.add(thread)
+        if error is not None and was_told:
             where = [str(note).partition(";")[0] for note in getattr(error, "__notes__", [])[:1]]
             raise ScheduleError(
                 f"the pipeline has failed, and its layers may stand at different batches, since "

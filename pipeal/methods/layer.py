@@ -209,10 +209,10 @@ class LocalLayer(nn.Module, ABC):
         left = [name for name, p in own if id(p) not in updated and not p.is_meta]  # which .to("meta") has replaced
         if left:
             raise LayerError(
-                f"no optimizer of the layer, {type(self).__name__}, has its parameters {', '.join(left[:4])}"
-                f"{', …' if len(left) > 4 else ''}, which would never learn: its factory left them out, they came "
-                "after it, or optimizers() does not give it (by default self.opt alone); open it once all modules are "
-                "there, have optimizers() give it, or freeze them (requires_grad_(False))"
+                f"no optimizer of the layer, {type(self).__name__}, has its parameters {listed(left, 4)}, which would "
+                "never learn: its factory left them out, they came after it, or optimizers() does not give it (by "
+                "default self.opt alone); open it once all modules are there, have optimizers() give it, or freeze "
+                "them (requires_grad_(False))"
             )
 
     def _require_frozen(self) -> None:

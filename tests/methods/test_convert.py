@@ -590,7 +590,7 @@ def test_a_last_map_to_classes_is_told_where_a_bridge_sees_no_more(said: list[st
     assert not told(7, task="regression")
 
 
-def test_what_is_warned_of_is_seen_where_nobody_asked_for_a_log() -> None:
+def test_what_is_warned_of_is_seen_without_a_log() -> None:
     """Symptom: the lines that the documentation promises of a conversion were printed by the commands alone."""
     lines = [
         "from torch import nn, randn",

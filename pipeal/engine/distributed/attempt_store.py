@@ -6,7 +6,7 @@
     let in/<word>   the attempt's name, which rank 0 draws, and answers whoever knocks with
     run             the folder of the run that rank 0 has begun, for later attempts
 
-What an earlier attempt said to its ranks is never taken for this one's: nobody has its words any more. That torchrun
+What an earlier attempt said to its ranks is never taken for this one's: no rank has its words any more. That torchrun
 counts its restarts would not do: each machine's counts its own.
 """
 

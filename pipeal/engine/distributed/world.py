@@ -44,12 +44,19 @@ class World(Collectives):
         attempts: What outlives this attempt; None where the store ends with it.
     """
 
-    def __init__(self, launch: Launch, heartbeat: Heartbeat, store: dist.Store, attempt: str = "0") -> None:
+    def __init__(
+        self,
+        launch: Launch,
+        heartbeat: Heartbeat,
+        store: dist.Store,
+        attempt: str = "0",
+        attempts: AttemptStore | None = None,
+    ) -> None:
         super().__init__(heartbeat)
         self.launch = launch
         self.attempt = attempt
         self.store = store
-        self.attempts: AttemptStore | None = None
+        self.attempts = attempts
         self._has_groups = False
         self._endpoint: Endpoint | None = None
         self._wires = 0
@@ -232,8 +239,8 @@ def open_world(
     mesh = Mesh.of_world(launch.size, replicas)
     attempt_store = AttemptStore(launch, timeout_s)
     heartbeat = Heartbeat(attempt_store.connect(), launch.rank, mesh, timeout_s, attempt_store.where)
-    world = World(launch, heartbeat, attempt_store.connect(), attempt_store.attempt)
-    world.attempts = attempt_store if launch.hosted else None
+    attempts = attempt_store if launch.hosted else None
+    world = World(launch, heartbeat, attempt_store.connect(), attempt_store.attempt, attempts)
     heartbeat.start()
     try:
         world.meet(facts, attempt_store.answer)
