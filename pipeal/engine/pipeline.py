@@ -156,6 +156,7 @@ class Pipeline:
         self.next_batch = first_batch
         self.left_behind = self.gathers = self._uneven = False
         self._sequence = 0
+        self._handed_over = 0, True, 0
         self._delivery = _Delivery()
         self._executor: Executor | None = None
         self._predictor = Predictor(self.stages, self.options, serial=self.schedule.serial, rest=self._rest)
@@ -203,8 +204,7 @@ class Pipeline:
             try:
                 self._finish(executor)
                 self._require_update("the pipeline cannot end")
-                # Of another executor it is so where there is no failure.
-                even = isinstance(executor, InlineExecutor) and executor.ended == self._sequence
+                even = isinstance(executor, InlineExecutor)  # of another one it is so where there is no failure
             except BaseException as found:  # noqa: BLE001  raised below, once the workers have ended
                 failure = failure or found
         self._executor = None
@@ -268,7 +268,7 @@ class Pipeline:
                 batches, and nothing has been loaded since.
             Exception: As :meth:`submit`.
         """
-        return self._send(Snapshot(self.next_batch, self._layer_count))
+        return self._snapshot()
 
     def skip(self, count: int = 1) -> None:
         """Passes over the numbers of batches that are left out: those after them draw and learn under their own.
@@ -449,13 +449,20 @@ class Pipeline:
         # No caller can write to what was copied above; and a serial schedule is done with the batch at the return.
         handed_over = None if self.schedule.serial else HandedOver((x, y))
         packet = Packet(self.next_batch, x, y, lr_scale, updates, self._sequence, ready_now((x, y)), handed_over)
-        with self._delivery:
-            executor.submit(packet)
-        self.gathers = not updates
-        self._sequence += 1
-        self.next_batch += 1
-        self._batches += 1
-        self._samples += batch_size(x)
+        self._handed_over = self.next_batch, updates, batch_size(x)
+        try:
+            with self._delivery:
+                executor.submit(packet)
+        finally:
+            self._count(executor)
+
+    def _count(self, executor: Executor) -> None:
+        """Counts the batch that was handed over last, once. A signal may come right after that: its handler saves, or
+        it is a Ctrl-C, after which the caller does."""
+        if executor.submitted > self._sequence:
+            number, updates, samples = self._handed_over
+            self._sequence, self.next_batch, self.gathers = self._sequence + 1, number + 1, not updates
+            self._batches, self._samples = self._batches + 1, self._samples + samples
 
     def _warn_of_evaluation(self) -> None:
         if isinstance(self.model, nn.Module) and not self.model.training:
@@ -465,13 +472,16 @@ class Pipeline:
                 stacklevel=5,
             )
 
-    def _send(self, snapshot: Snapshot) -> Snapshot:
+    def _snapshot(self, note: Any = None) -> Snapshot:
         executor = self._open()
+        self._count(executor)
         self._require_even()
         self._require_update("what was learnt cannot be saved")
         if self._begin is None:
             for stage in self.stages:
                 stage.device.follow_caller()
+        snapshot = Snapshot(self.next_batch, self._layer_count)
+        snapshot.note = note
         with self._delivery:
             executor.snapshot(snapshot)
         return snapshot

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from pipeal import AE, AL, ENC, ALPackage, ConfigError, DataError, LabelAE, Pipeline, ScheduleError
+from pipeal.core.packet import Packet
 from pipeal.engine import SCHEDULES
 from pipeal.engine.runner import precision as settings
 from pipeal.engine.state.layer_state import layer_state, load_layer_states
@@ -214,17 +215,37 @@ def test_a_failure_between_batches_of_sequential_hinders_no_saving(tmp_path: Pat
     assert values(found) == values(wanted)
 
 
-def test_a_batch_that_was_learnt_from_and_not_counted_is_not_saved(tmp_path: Path) -> None:
-    """A Ctrl-C may come where the last layer has learnt and the batch is not counted: a file would count too few."""
-    pipe = Pipeline(quick(2), None, "sequential")
-    with pytest.raises(ZeroDivisionError), pipe:  # noqa: PT012  pytest ends by a KeyboardInterrupt
-        pipe.submit(None, None)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_signal_right_after_a_batch_was_handed_over_finds_it_counted(tmp_path: Path, schedule: str) -> None:
+    """Symptom: a file that a signal's handler saved there, or the caller after a Ctrl-C, counted one batch too few."""
+    interrupted = False
+    files = [tmp_path / "handler", tmp_path / "caller", tmp_path / "end"]
+    with Pipeline(small(), "cpu*3", schedule, threads=1) as pipe:
+        pipe.submit(*data(1)[0])
         submit = pipe._executor.submit  # type: ignore[union-attr]
-        cut_off = patch.object(pipe._executor, "submit", lambda packet: [submit(packet), 1 / 0])
-        with cut_off:
-            pipe.submit(None, None)
-    with pytest.raises(ScheduleError, match="a failure ended the pipeline before"):
-        pipe.save(tmp_path / "m")
+
+        def cut_off(packet: Packet) -> None:
+            submit(packet)
+            pipe.save(files[0])
+            raise ZeroDivisionError  # pytest ends by a KeyboardInterrupt
+
+        with patch.object(pipe._executor, "submit", cut_off):
+            try:
+                pipe.submit(*data(2)[1])
+            except ZeroDivisionError:
+                interrupted = True
+        pipe.save(files[1])
+        report = pipe.drain()
+    pipe.save(files[2])
+    assert interrupted
+    assert (report.batches, report.samples) == (2, sum(len(y) for _, y in data(2)))
+    wanted = small()
+    with Pipeline(wanted, "cpu", threads=1) as other:
+        other.run(data(2))
+    for file in files:
+        found = small(1)
+        assert Pipeline.load(file, found, "cpu").next_batch == 2
+        assert values(found) == values(wanted)
 
 
 @pytest.mark.parametrize("schedule", ["sequential", "pipelined"])

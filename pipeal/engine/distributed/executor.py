@@ -62,6 +62,11 @@ class DistributedExecutor:
         node.on_reply = self._keep_reply
         node.start(lambda _: None)
 
+    @property
+    def submitted(self) -> int:
+        """How many packets are in the line of this replica, or were."""
+        return self.node.inbox.packets
+
     def submit(self, packet: Packet) -> None:
         """Puts the packet into the line, and has every other replica take a batch of its own.
 

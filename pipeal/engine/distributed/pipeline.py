@@ -229,9 +229,7 @@ class DistributedPipeline(_Line):
         Raises:
             Exception: As :meth:`submit`.
         """
-        snapshot = Snapshot(self.next_batch, sum(self.sizes))
-        snapshot.note = note
-        return self._send(snapshot)
+        return self._snapshot(note)
 
     def spans(self) -> list[Span]:
         """The spans of the traced batches of replica 0 as of the last :meth:`drain`, on this process's clock."""

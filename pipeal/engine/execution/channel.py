@@ -48,11 +48,18 @@ class Link:
     def __init__(self, depth: int) -> None:
         self.depth = depth
         self._items: deque[Item] = deque()
+        self._taken = 0
         self._changed = threading.Condition()
         self._closed = False
 
     def __len__(self) -> int:
         return len(self._items)
+
+    @property
+    def packets(self) -> int:
+        """How many packets it was ever given; true also where a signal cuts :meth:`put` short."""
+        with self._changed:
+            return self._taken + sum(isinstance(item, Packet) for item in self._items)
 
     def put(self, item: Item, timeout_s: float | None = None) -> bool:
         """Adds a packet or what else travels as soon as there is space; False if there was none in time.
@@ -92,7 +99,9 @@ class Link:
         with self._changed:
             self._wait(lambda: bool(self._items))
             self._changed.notify_all()
-            return self._items.popleft()
+            item = self._items.popleft()
+            self._taken += isinstance(item, Packet)
+            return item
 
     def _wait(self, ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
         there = self._changed.wait_for(lambda: self._closed or ready(), timeout_s)

@@ -27,6 +27,11 @@ STOP_S = 2.0
 class Executor(Protocol):
     """Carries out a schedule over stages."""
 
+    @property
+    def submitted(self) -> int:
+        """How many packets it was given; true also for a signal's handler amid :meth:`submit`, and after a Ctrl-C."""
+        ...
+
     def submit(self, packet: Packet) -> None:
         """Gives the next packet to the first stage; waits while there is no space."""
         ...
@@ -45,21 +50,22 @@ class Executor(Protocol):
 
 
 class InlineExecutor:
-    """Runs each batch to its end in the caller's thread, in the schedule's own order.
-
-    Attributes:
-        ended: How many batches have.
-    """
+    """Runs each batch to its end in the caller's thread, in the schedule's own order."""
 
     def __init__(self, stages: Sequence[Stage], schedule: Schedule, options: EngineOptions) -> None:
         self.stages = stages
         self.tasks = [(self.stages[task.stage], task.action) for task in schedule.order(len(stages), 1)]
-        self.ended = 0
+        self._ended = 0
         self._failure: BaseException | None = None
         self._busy = False
         self._threads_before = torch.get_num_threads()
         if options.threads is not None:
             torch.set_num_threads(options.threads)
+
+    @property
+    def submitted(self) -> int:
+        """How many batches have come to their end."""
+        return self._ended
 
     def submit(self, packet: Packet) -> None:
         """Runs the batch; after a failure, which leaves layers half updated, raises it again."""
@@ -69,7 +75,7 @@ class InlineExecutor:
             for stage, action in self.tasks:
                 onward = stage.run(action, packet if action is Action.FORWARD else None)
                 packet = onward or packet
-            self.ended = packet.sequence + 1
+            self._ended = packet.sequence + 1
         except BaseException as error:
             self._failure = error
             raise
@@ -179,7 +185,7 @@ class ThreadedExecutor(StageThreads):
 
     def __init__(self, stages: Sequence[Stage], schedule: Schedule, options: EngineOptions) -> None:
         self.schedule = schedule
-        self._submitted = self._snapshots = 0
+        self._snapshots = 0
         links = [Link(options.queue_depth) for _ in stages]
         progress = SharedProgress(len(stages), links)
         self._inlet = links[0]
@@ -190,10 +196,14 @@ class ThreadedExecutor(StageThreads):
         super().__init__(workers, progress, options)
         self.start()
 
+    @property
+    def submitted(self) -> int:
+        """How many packets are in the first link, or were."""
+        return self._inlet.packets
+
     def submit(self, packet: Packet) -> None:
         """Puts the packet into the first link; raises as :meth:`StageThreads.wait`."""
         self._wait(lambda: self._inlet.put(packet, TICK_S))
-        self._submitted = packet.sequence + 1
 
     def snapshot(self, snapshot: Snapshot) -> None:
         """Puts the snapshot into the first link; raises as :meth:`submit`."""
@@ -205,9 +215,9 @@ class ThreadedExecutor(StageThreads):
         """Waits for the last update of every stage, and the last snapshot; raises as :meth:`submit`."""
         if self._snapshots:
             self._wait(lambda: self.progress.wait_for_snapshots(self._snapshots, TICK_S))
-        if self._submitted:
-            last = tuple(Task(self._submitted - 1, thread.stage.number, Action.UPDATE) for thread in self.threads)
+        if submitted := self.submitted:
+            last = tuple(Task(submitted - 1, thread.stage.number, Action.UPDATE) for thread in self.threads)
             self._wait(lambda: self.progress.wait(last, TICK_S))
 
     def _wait(self, attempt: Callable[[], bool]) -> None:
-        self.wait(attempt, f"schedule {self.schedule.name}; {self._submitted} batches submitted")
+        self.wait(attempt, f"schedule {self.schedule.name}; {self.submitted} batches submitted")

@@ -141,7 +141,8 @@ def save(pipe: Pipeline, path: str | Path) -> None:
         DataError: The system refused to write.
         Exception: Whatever a stage raised first.
     """
-    Saved(pipe.next_batch, pipe.seed, _states(pipe)).write(path)
+    batch, states = _batch_and_states(pipe)
+    Saved(batch, pipe.seed, states).write(path)
 
 
 def _make(kind: type[P], path: str | Path, model: Any = None, *args: Any, **settings: Any) -> P:
@@ -163,12 +164,12 @@ def _load(pipe: Pipeline, path: str | Path) -> None:
     _go_on(pipe, Saved.read(path), path)
 
 
-def _states(pipe: Pipeline) -> list[State]:
+def _batch_and_states(pipe: Pipeline) -> tuple[int, list[State]]:
     executor = pipe._executor
     if executor is None:
         pipe._require_even()
         _refuse_far(pipe, "save within the `with`")
-        return [
+        return pipe.next_batch, [
             # Of offloaded layers no copies are made: they are written from their files.
             layer_state(layer, copy_to_host if stage.offloaded is None else Tensor.detach)
             for stage in pipe.stages
@@ -182,7 +183,7 @@ def _states(pipe: Pipeline) -> list[State]:
         raise ScheduleError(
             "other ranks keep their layers' states themselves; leave out on_snapshot where they serve()"
         )
-    return [state.state for state in found.values()]
+    return snapshot.batch, [state.state for state in found.values()]
 
 
 def _go_on(pipe: Pipeline, saved: Saved, path: str | Path) -> None:
