@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +197,22 @@ def test_a_missing_file_and_a_label_unknown_to_training_are_told(tmp_path: Path)
     test = written(tmp_path, "t.csv", "text,label\ny,b\nz,c\n")
     with pytest.raises(DataError, match=r"t\.csv, line 3: label 'c' is not in .*x\.csv, which has 'a', 'b'$"):
         load_text_file(path, test)
+
+
+def test_little_is_held_beside_the_texts(tmp_path: Path) -> None:
+    """Each row's label and place were kept as texts of their own until all were read: twice as much as short texts."""
+    rows = "".join(f"a short text {n},class {n % 4}\n" for n in range(3_000))
+    path = written(tmp_path, "x.csv", f"text,label\n{rows}")
+    test = written(tmp_path, "t.csv", "text,label\na,class 1\n")
+    load_text_file(path, test)  # what is made once
+    tracemalloc.start()
+    try:
+        data = load_text_file(path, test)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    texts = sum(map(sys.getsizeof, data.train.texts))
+    assert peak < 2 * texts, f"{peak:,} bytes for {texts:,} of texts"
 
 
 def test_a_file_is_no_published_data_set() -> None:

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from sys import intern
 from typing import Any
 
 import numpy as np
@@ -52,21 +53,20 @@ def load_text_file(
         raise ConfigError(f"the label's column, {label!r}, is one of the text, which would tell it; {_NAME_THEM}")
     if not 0 <= test_share <= 1:
         raise ConfigError(f"test_share is {test_share}; wanted a share from 0 to 1")
-    texts, labels = _read(path, text, label)
-    words = sorted({word for word, _ in labels}, key=_whole_numbers_first)
+    texts, labels, found = _read(path, text, label)
+    words = sorted(found, key=_whole_numbers_first)
     if len(words) < 2:
         raise DataError(f"{path}: every {label} is {_short(words[0])}; wanted at least two classes")
     numbers = {word: number for number, word in enumerate(words)}
-    classes = [numbers[word] for word, _ in labels]
-    whole = TextSplit(texts, classes)
+    whole = TextSplit(texts, [numbers[word] for word in labels])
     if test_path is None:
         train, test = _drawn(path, whole, test_share, seed)
         return TextDataset(FILE, tuple(words), train, test)
-    test_texts, test_labels = _read(test_path, text, label)
-    for word, where in test_labels:
+    test_texts, test_labels, found = _read(test_path, text, label)
+    for word, where in found.items():
         if word not in numbers:
             raise DataError(f"{where}: {label} {_short(word)} is not in {path}, which has {_listed(words)}")
-    return TextDataset(FILE, tuple(words), whole, TextSplit(test_texts, [numbers[word] for word, _ in test_labels]))
+    return TextDataset(FILE, tuple(words), whole, TextSplit(test_texts, [numbers[word] for word in test_labels]))
 
 
 def _drawn(path: Path, whole: TextSplit, share: float, seed: int) -> tuple[TextSplit, TextSplit]:
@@ -91,12 +91,13 @@ def _drawn(path: Path, whole: TextSplit, share: float, seed: int) -> tuple[TextS
     return train, test
 
 
-def _read(path: Path, text: Sequence[str], label: str) -> tuple[list[str], list[tuple[str, str]]]:
-    """The texts of a file; and the label of each, as a word, with where it stands."""
+def _read(path: Path, text: Sequence[str], label: str) -> tuple[list[str], list[str], dict[str, str]]:
+    """The texts of a file; the label of each, as a word; and where each label stands first."""
     if not is_file(path.name):
         raise DataError(f"{path}: expected a name that ends in .csv or .jsonl, or in one of them with .gz")
     texts: list[str] = []
-    labels: list[tuple[str, str]] = []
+    labels: list[str] = []
+    found: dict[str, str] = {}
     records = _of_csv if path.name.lower().endswith((".csv", ".csv.gz")) else _of_jsonl
     for where, record in records(path, (*text, label)):
         parts = [record[column] for column in text]
@@ -109,10 +110,12 @@ def _read(path: Path, text: Sequence[str], label: str) -> tuple[list[str], list[
                 f"{where}: {' and '.join(text)} {'is' if len(text) == 1 else 'are'} empty; fill in or delete it"
             )
         texts.append(joined)
-        labels.append((_label(record[label], f"{where}: {label}"), where))
+        # One text for all rows of a label: short texts take less room than their labels and places would.
+        labels.append(intern(_label(record[label], f"{where}: {label}")))
+        found.setdefault(labels[-1], where)
     if not texts:
         raise DataError(f"{path}: holds no texts; wanted one in each row{', under a header' * (records is _of_csv)}")
-    return texts, labels
+    return texts, labels, found
 
 
 def _label(value: object, what: str) -> str:
