@@ -157,6 +157,8 @@ def test_another_seed_draws_other_texts(tmp_path: Path) -> None:
         ("x.jsonl", '{"text": "a", "topic": 1}\n', r"line 1: no key 'label', it has 'text', 'topic'; name the columns"),
         ("x.jsonl", '{"text": 5, "label": 1}\n', r"line 1: text is 5, wanted a text in quotes"),
         ("x.jsonl", '{"text": "a", "label": null}\n', r"line 1: label is null, wanted a word or a number"),
+        ("x.jsonl", '{"text": "a", "label": 1}\n{"text": "b", "label": NaN}\n', r"line 2: label is NaN, wanted a word"),
+        ("x.jsonl", '{"text": "a", "label": -Infinity}\n', r"line 1: label is -Infinity, wanted a word or a number"),
         ("x.jsonl", '{"text": "a", "label": ["b"]}\n', r'line 1: label is \["b"\], wanted a word or a number'),
         ("x.jsonl", '{"text": "a", "label": "\\ud800"}\n', r"line 1: half of a character"),
         ("x.tsv", "text\tlabel\n", r"x\.tsv: expected a name that ends in \.csv or \.jsonl"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite
 from pathlib import Path
 from sys import intern
 from typing import Any
@@ -119,7 +120,9 @@ def _read(path: Path, text: Sequence[str], label: str) -> tuple[list[str], list[
 
 
 def _label(value: object, what: str) -> str:
-    word = value.strip() if isinstance(value, str) else json.dumps(value) if isinstance(value, int | float) else None
+    # A label that is missing is NaN to Python's json, as it comes from pandas.
+    is_number = isinstance(value, int) or (isinstance(value, float) and isfinite(value))
+    word = value.strip() if isinstance(value, str) else json.dumps(value) if is_number else None
     if word is None:
         raise DataError(f"{what} is {_short(value)}, wanted a word or a number")
     if not word:
