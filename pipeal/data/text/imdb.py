@@ -67,7 +67,8 @@ def unpack_imdb(archive: Path, folder: Path, files: Collection[str]) -> None:
         replacing(folder / name) as aside,
         aside.open("w", encoding="utf-8", newline="") as out,
     ):
-        writer = csv.writer(out, lineterminator="\n")
+        # Python before 3.13 puts no quotes around a carriage return, which readers take for the end of a row.
+        writer = csv.writer(out, lineterminator="\n", quoting=csv.QUOTE_ALL)
         writer.writerow(["review", "sentiment"])
         for member in tar:
             match = review.search(member.name)
