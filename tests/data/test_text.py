@@ -251,7 +251,8 @@ def test_an_archive_put_there_by_hand_needs_no_network_and_stays(tmp_path):
     (tmp_path / "imdb").mkdir()
     content = tar(tmp_path / "imdb" / "a.tar.gz", REVIEWS)
     md5 = hashlib.md5(content).hexdigest()
-    source = Source("http://127.0.0.1:9/a.tar.gz", md5, ("IMDB_Dataset.csv",), unpack_imdb)
+    # In capital letters an archive that was fetched was taken, and one that was there already refused.
+    source = Source("http://127.0.0.1:9/a.tar.gz", md5.upper(), ("IMDB_Dataset.csv",), unpack_imdb)
     data = load_text("imdb", tmp_path, download=False, sources={"imdb": [source]})
     assert len(data.train) + len(data.test) == 8
     assert (tmp_path / "imdb" / "a.tar.gz").is_file()

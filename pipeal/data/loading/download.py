@@ -63,7 +63,7 @@ def download(
 def verify(path: Path, *, md5: str | None) -> None:
     """Raises DataError where the file does not have that MD5; ``None`` accepts any file."""
     found = md5_of(path) if md5 else None
-    if found != md5:
+    if md5 and found != md5.lower():
         raise DataError(f"{path}: md5 {found}, wanted {md5}; delete the file and fetch it again")
 
 
