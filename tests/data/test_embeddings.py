@@ -54,6 +54,17 @@ def test_a_number_as_the_first_word_is_a_word(tmp_path):
     assert load_vectors(tmp_path / "v", VOCAB, cache=False).weight[4].tolist() == [1, 2, 3]
 
 
+@pytest.mark.parametrize("cache", [True, False])
+def test_a_file_without_vectors_is_told(tmp_path, cache):
+    """All words got random vectors; a cache that was asked for was blamed instead, and the disk."""
+    (tmp_path / "v").write_text("5 3\n")
+    with pytest.raises(DataError, match=r"v: no vectors under the header; fetch the file again"):
+        load_vectors(tmp_path / "v", VOCAB, cache=tmp_path / "mine" if cache else False)
+    (tmp_path / "v").write_text("5 0\noil\n")  # ended in a ZeroDivisionError
+    with pytest.raises(DataError, match=r"v, line 2: 0 numbers after the word"):
+        load_vectors(tmp_path / "v", VOCAB, cache=cache)
+
+
 def test_the_second_time_the_text_is_not_read(glove, monkeypatch):
     first = load_vectors(glove, VOCAB)
     monkeypatch.setattr(VectorFile, "rows", lambda _: pytest.fail("read the text again"))

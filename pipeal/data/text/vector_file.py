@@ -52,8 +52,9 @@ class VectorFile:
         """Yields line number, word and the D numbers, still as text.
 
         Raises:
-            DataError: A line with fewer columns; or what :func:`pipeal.data.text.lines.read_lines` raises.
+            DataError: A line with fewer columns, no vectors; or what :func:`pipeal.data.text.lines.read_lines` raises.
         """
+        empty = True
         for number, line in enumerate(read_lines(self.path), start=1):
             if number == 1 and self.has_header:
                 continue
@@ -63,7 +64,10 @@ class VectorFile:
                     f"{self.path}, line {number}: {max(len(parts) - 1, 0)} numbers after the word, "
                     f"wanted {self.dim}; the file is cut or damaged, fetch it again"
                 )
+            empty = False
             yield number, parts[0], parts[1:]
+        if empty:
+            raise DataError(f"{self.path}: no vectors under the header; fetch the file again")
 
     def numbers(self, line: int, texts: list[str]) -> array[float]:
         """The D numbers of a line as float32.
@@ -132,7 +136,7 @@ def _first_line(path: Path) -> tuple[bool, int]:
     lines = read_lines(path)
     first = next(lines, "").split()
     lines.close()
-    if len(first) == 2 and all(part.isdecimal() for part in first):
+    if len(first) == 2 and all(part.isdecimal() for part in first) and int(first[1]):
         return True, int(first[1])
     # Counted from the end, since a word may hold spaces; a word that is a number itself is not one more.
     dim = 0
