@@ -170,6 +170,20 @@ def test_class_folders_may_be_links_and_hidden_ones_are_none(tmp_path):
     assert data.test.labels.tolist() == [0, 0, 1, 1]
 
 
+def test_a_link_to_nothing_is_a_broken_image(tmp_path):
+    """It ended the run with an error about the folder, which is there; it could not be skipped, nor when no image."""
+    zipfile.ZipFile(zipped(tmp_path / "a.zip", cifar_images())).extractall(tmp_path)
+    top = tmp_path / "cifar-10-images"
+    (top / "README").symlink_to(tmp_path / "nowhere")
+    assert len(load("cifar10", tmp_path).train) == 6
+    (top / "train" / "cat" / "9.png").symlink_to(tmp_path / "nowhere.png")
+    with pytest.raises(DataError, match=r"broken image train/cat/9\.png \(No such file or directory\)"):
+        load("cifar10", tmp_path)
+    assert load("cifar10", tmp_path, on_broken="skip").train.skipped == ("train/cat/9.png",)
+    (tmp_path / "nowhere.png").write_bytes(encoded())
+    assert len(load("cifar10", tmp_path).train) == 7
+
+
 @pytest.mark.parametrize("hidden", ["train/.ipynb_checkpoints/0.png", "train/cat/.0.png"])
 def test_hidden_files_and_folders_of_an_archive_are_none(tmp_path, hidden):
     assert load("cifar10", broken(tmp_path, **{hidden: encoded()})).train.labels.tolist() == [0, 0, 0, 1, 1, 1]

@@ -123,6 +123,8 @@ def open_files(path: Path) -> Iterator[Files]:
 def fingerprint(path: Path) -> str:
     """Differs once an archive, or any file under a folder, has another size, time of change or name.
 
+    A link to what is not there counts as itself: whether it is an image that is missing shows in decoding.
+
     Raises:
         DataError: It cannot be read.
     """
@@ -130,7 +132,7 @@ def fingerprint(path: Path) -> str:
     with refusals_told(f"cannot read {path}"):
         names = sorted(_walk(path)) if path.is_dir() else [""]
         for name in names:
-            stat = (path / name).stat()
+            stat = _stat(path / name)
             found.update(f"{name}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode("utf-8", "surrogateescape"))
     return found.hexdigest()
 
@@ -177,6 +179,13 @@ def _walk(folder: Path) -> list[str]:
 def _is_plain(name: str) -> bool:
     """Whether it is a file, and neither it nor a folder that it is in is hidden."""
     return not name.endswith("/") and not any(part.startswith(".") for part in PurePosixPath(name).parts)
+
+
+def _stat(file: Path) -> os.stat_result:
+    try:
+        return file.stat()
+    except FileNotFoundError:
+        return file.lstat()
 
 
 def is_image(name: str) -> bool:
