@@ -266,10 +266,16 @@ def test_states_of_other_options_versions_and_sources_are_refused():
     for wrong in ({"epoch": 1}, {}, [1], {"version": 1, "fingerprint": state["fingerprint"]}):
         with pytest.raises(DataError, match=r"a state with .*; wanted dropped, fingerprint, mark, read, source"):
             running.setstate(wrong)
+    shorter = stream(VARIED[:3])
     with pytest.raises(DataError, match="the source ended after 3 samples, but the state was taken after"):
-        stream(VARIED[:3]).setstate(state)
+        shorter.setstate(state)
     with pytest.raises(DataError, match="has length 21, above the last bound 20, but was within it when the state"):
         stream([21] * 400).setstate(state)
+    # It went on with what it had read by then: an empty epoch, or one without its first samples.
+    with pytest.raises(DataError, match="the source ended after 3 samples"):
+        next(shorter)
+    shorter.setstate(None)
+    assert sorted(chain.from_iterable(batch.positions for batch in shorter)) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(

@@ -224,14 +224,23 @@ class BinnedBatchIterator(Iterator[StreamBatch[T]]):
         self._failure = None
         self.dropped = int(state["dropped"])
         self._read = int(state["mark"])
-        wanted = set(state["waiting"])
-        while self._read < state["read"]:
+        try:
+            self._read_again(state["read"], set(state["waiting"]))
+        except BaseException as failure:
+            self._failure = (
+                failure  # it stands nowhere: what followed would be neither this state's nor the beginning's
+            )
+            raise
+
+    def _read_again(self, end: int, wanted: set[int]) -> None:
+        """Reads on to ``end``, and puts what waited into its bins."""
+        while self._read < end:
             self._mark()
             try:
                 sample = next(self._reader)
             except StopIteration:
                 raise DataError(
-                    f"the source ended after {self._read} samples, but the state was taken after {state['read']}; "
+                    f"the source ended after {self._read} samples, but the state was taken after {end}; "
                     "is it the same source?"
                 ) from None
             if self._read in wanted:
