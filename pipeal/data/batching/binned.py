@@ -227,9 +227,7 @@ class BinnedBatchIterator(Iterator[StreamBatch[T]]):
         try:
             self._read_again(state["read"], set(state["waiting"]))
         except BaseException as failure:
-            self._failure = (
-                failure  # it stands nowhere: what followed would be neither this state's nor the beginning's
-            )
+            self._failure = failure  # it stands nowhere: neither at this state nor at the beginning
             raise
 
     def _read_again(self, end: int, wanted: set[int]) -> None:
