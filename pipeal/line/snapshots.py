@@ -4,12 +4,13 @@ on the disk."""
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
 from pathlib import Path
 from time import time
 from typing import Any
 
+from pipeal.core.background import in_background
 from pipeal.core.errors import DataError, PipealError, UntidyError
 from pipeal.engine.state.layer_state import State
 from pipeal.reporting.environment import environment
@@ -37,7 +38,7 @@ class Snapshots:
         self._of = {"line": line, "stage": stage}
         self._environment = _rounding()
         self._store = CheckpointStore(folder, keep=2)
-        self._writing: _Writing | None = None
+        self._writing: Future[None] | None = None
 
     def __enter__(self) -> Snapshots:
         self._store.claim()
@@ -45,7 +46,7 @@ class Snapshots:
 
     def __exit__(self, *raised: object) -> None:
         if self._writing is not None:
-            self._writing.join()
+            wait([self._writing])
         self._store.close()
 
     def newest(self) -> Checkpoint | None:
@@ -80,7 +81,7 @@ class Snapshots:
     @property
     def is_writing(self) -> bool:
         """Whether one is being written."""
-        return self._writing is not None and self._writing.is_alive()
+        return self._writing is not None and not self._writing.done()
 
     def save(
         self,
@@ -113,9 +114,7 @@ class Snapshots:
             if untidy is not None:
                 raise untidy
 
-        writing = _Writing(write)
-        writing.start()
-        self._writing = writing  # only now: one that the system refused is not waited for
+        self._writing = in_background(write, "pipeal-line-snapshot")
 
     def settle(self, *, must: bool = False) -> None:
         """Waits for the one that is being written. Where the system refused it, that is logged: a later one may do.
@@ -127,25 +126,12 @@ class Snapshots:
         if self._writing is None:
             return
         ended, self._writing = self._writing, None
-        ended.join()
-        if ended.failure is None:
-            return
-        if must or not isinstance(ended.failure, PipealError):
-            raise ended.failure
-        _log.warning(f"{ended.failure}; the snapshot before it stands")
-
-
-class _Writing(threading.Thread):
-    def __init__(self, write: Callable[[], None]) -> None:
-        super().__init__(name="pipeal-line-snapshot", daemon=True)
-        self.failure: BaseException | None = None
-        self._write = write
-
-    def run(self) -> None:
         try:
-            self._write()
-        except BaseException as error:  # noqa: BLE001  told by who waits for it
-            self.failure = error
+            ended.result()
+        except PipealError as refused:
+            if must:
+                raise
+            _log.warning(f"{refused}; the snapshot before it stands")
 
 
 def _rounding() -> dict[str, Any]:

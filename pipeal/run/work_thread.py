@@ -9,6 +9,7 @@ from queue import SimpleQueue
 from time import monotonic
 from typing import Any, TypeVar
 
+from pipeal.core.background import fulfil
 from pipeal.core.errors import StallError
 from pipeal.engine.devices.threads import set_intra_op_threads
 from pipeal.engine.distributed.attempt_store import POLL_S
@@ -31,7 +32,7 @@ class WorkThread:
 
     def __init__(self, world: World, threads: int | None, stall_timeout_s: float) -> None:
         self._world, self._timeout_s = world, stall_timeout_s
-        self._work: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
+        self._work: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self.is_idle = True
         threading.Thread(target=self._run, args=[threads], name="pipeal-backprop", daemon=True).start()
 
@@ -46,7 +47,7 @@ class WorkThread:
         until = monotonic() + self._timeout_s
         done: Future[T] = Future()
         self.is_idle = False
-        self._work.put((work, done))
+        self._work.put((done, work))
 
         with self._world.naming_lost():
             while not wait([done], POLL_S).done:
@@ -67,8 +68,4 @@ class WorkThread:
     def _run(self, threads: int | None) -> None:
         set_intra_op_threads(threads)
         while (found := self._work.get()) is not None:
-            work, done = found
-            try:
-                done.set_result(work())
-            except BaseException as error:  # noqa: BLE001  raised where it was asked for
-                done.set_exception(error)
+            fulfil(*found)

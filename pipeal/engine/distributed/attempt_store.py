@@ -13,15 +13,16 @@ counts its restarts would not do: each machine's counts its own.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from contextlib import contextmanager
 from datetime import timedelta
-from threading import Thread
+from functools import partial
 from time import monotonic, sleep
 from uuid import uuid4
 
 import torch.distributed as dist
 
+from pipeal.core.background import in_background
 from pipeal.core.errors import ConfigError, PeerLostError, first_line
 from pipeal.engine.distributed.launch import Launch
 
@@ -110,18 +111,9 @@ class AttemptStore:
 
     def _connected(self, *, serve: bool = False) -> dist.Store:
         to, timeout = self._launch, timedelta(seconds=self._timeout_s)
-        made: Future[dist.Store] = Future()
-
-        def make() -> None:
-            try:
-                made.set_result(
-                    dist.TCPStore(to.address, to.port, to.size, serve, timeout=timeout, wait_for_workers=False)
-                )
-            except BaseException as error:  # noqa: BLE001  raised where it was asked for
-                made.set_exception(error)
-
+        make = partial(dist.TCPStore, to.address, to.port, to.size, serve, timeout=timeout, wait_for_workers=False)
         # Left behind where something accepts the connection and says nothing: the store's timeout does not end that.
-        Thread(target=make, name="pipeal-store", daemon=True).start()
+        made = in_background(make, "pipeal-store")
         with self._reached(serve=serve):
             if not wait([made], self._timeout_s + _LATE_S).done:
                 raise RuntimeError("no store: it accepts connections and says nothing")

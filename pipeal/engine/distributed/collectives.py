@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from math import inf
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from pipeal.core.background import in_background
 from pipeal.core.errors import PeerLostError, StallError, first_line
 from pipeal.engine.distributed.attempt_store import POLL_S
 from pipeal.engine.distributed.heartbeat import LIVING, Heartbeat
@@ -90,16 +90,7 @@ class Collectives:
             StallError: It was not done in time.
             Exception: What ``work`` raised.
         """
-        done: Future[T] = Future()
-
-        def run() -> None:
-            try:
-                done.set_result(work())
-            except BaseException as error:  # noqa: BLE001  raised where it was called
-                done.set_exception(error)
-
-        # A daemon, and no pool's: Python waits at its end for the threads of pools, and this one may never end.
-        threading.Thread(target=run, name=f"pipeal-guarded: {what}", daemon=True).start()
+        done = in_background(work, f"pipeal-guarded: {what}")
         until = time.monotonic() + within_s
         while not wait([done], POLL_S).done:
             self.check()

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from inspect import signature
-from time import monotonic, perf_counter
+from time import perf_counter
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from pipeal.core.background import in_background
 from pipeal.engine.devices import Device
 from pipeal.engine.distributed.world import World
 
@@ -68,15 +70,7 @@ class Groups:
         All at once: the end of one group may have to wait for the device,
         which another group's kernel holds up. NCCL may take its time, and nobody waits longer than ``within_s``.
         """
-        threads = [
-            threading.Thread(target=_abort, args=(group,), name="pipeal-abort", daemon=True)
-            for group in self._on_gpus()
-        ]
-        for thread in threads:
-            thread.start()
-        until = monotonic() + within_s
-        for thread in threads:
-            thread.join(max(0.0, until - monotonic()))
+        wait([in_background(partial(_abort, group), "pipeal-abort") for group in self._on_gpus()], within_s)
 
     def _on_gpus(self) -> list[Any]:
         return [*([] if self.alike_on_gpus is None else [self.alike_on_gpus]), *self.pairs.values()]

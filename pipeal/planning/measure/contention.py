@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from itertools import cycle
 from statistics import median
 from time import perf_counter
@@ -21,6 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 from torch import nn
 
+from pipeal.core.background import in_background
 from pipeal.core.errors import PlacementError, StallError
 from pipeal.core.modules import layers_of, module_of
 from pipeal.core.options import DEFAULTS, EngineOptions
@@ -230,19 +232,16 @@ def _seconds(parts: Sequence[Part], options: EngineOptions) -> list[float]:
         StallError: One of them did not come back; it is left behind, as a daemon.
     """
     here, done = _Threads(len(parts)), _Threads(len(parts))
-    found: list[Future[float]] = [Future() for _ in parts]
 
-    def train(part: Part, seconds: Future[float]) -> None:
+    def train(part: Part) -> float:
         try:
-            seconds.set_result(seconds_among(part, here, done, options))
-        except BaseException as error:  # noqa: BLE001  raised where it is waited for
+            return seconds_among(part, here, done, options)
+        except BaseException:
             here.excuse()  # the others need not wait for it
             done.excuse()
-            seconds.set_exception(error)
+            raise
 
-    for each in zip(parts, found, strict=True):
-        # No pool of threads: it would wait for a layer that hangs, and so would the end of the process.
-        threading.Thread(target=train, args=each, name="pipeal-crowd", daemon=True).start()
+    found = [in_background(partial(train, part), "pipeal-crowd") for part in parts]
     ended, left = wait(found, 2 * PATIENCE_S)
     for seconds in ended:
         seconds.result()  # raises what one of them raised
