@@ -17,8 +17,9 @@ from zmq.auth.thread import ThreadAuthenticator
 
 from pipeal import __version__
 from pipeal.core.errors import ConfigError, DataError, LineError, first_line
+from pipeal.engine.distributed.sockets import arriving, packed_head
 from pipeal.line.items import Packed
-from pipeal.line.link import MOST_CONNECTIONS, REFUSED, End, Keys, heard, log, packed_head, printable
+from pipeal.line.link import MOST_CONNECTIONS, REFUSED, End, Keys, heard, log, printable
 from pipeal.line.status import stages_before
 
 _SHAKEN = zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -108,8 +109,7 @@ class Incoming(End):
         self._guard.start()
         self._guard.configure_curve_callback(credentials_provider=self)
         events = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | _SHAKEN | REFUSED
-        made = self._socket = self.open(zmq.ROUTER, keys, events, address)
-        made.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        made = self._socket = self.open(zmq.ROUTER, keys, events, address, {zmq.ROUTER_MANDATORY: 1})
         made.curve_server = True
         self._strange: set[int] = set()
         try:
@@ -194,11 +194,7 @@ class Incoming(End):
 
     def _receive(self, ready: Any) -> None:
         sender = f"stage {self.stage - 1}"
-        while True:
-            try:
-                peer, *frames = ready.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return
+        for peer, *frames in arriving(ready):
             if frames:
                 who, (frame, *more) = bytes(peer.buffer), frames
                 heard(frame, lambda words: self._understand(who, words, more, len(frame.buffer)), sender, self.refusals)  # noqa: B023

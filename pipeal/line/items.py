@@ -18,7 +18,7 @@ from pipeal.core.tree import Tree
 from pipeal.core.tree import tensors as tensors_of
 from pipeal.core.tree_codec import Form, dtype_named, put_together, taken_apart
 from pipeal.engine.distributed.flat import Layout, check_layout, flat, row_for, unflat
-from pipeal.line.link import HEAD_BYTES, packed_head
+from pipeal.engine.distributed.sockets import HEAD_BYTES, packed_head
 
 BEGIN, STATE, BATCH, EVALUATE, DECODER, ASK, ROW, LAYER, CHECKPOINT, END = (
     "begin",

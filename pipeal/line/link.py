@@ -22,7 +22,7 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from socket import socketpair
 from time import monotonic
@@ -31,10 +31,8 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from pipeal.core.errors import DataError, first_line
-
-HEAD_BYTES = 1 << 20
-"""The longest head of a message."""
+from pipeal.core.errors import first_line
+from pipeal.engine.distributed.sockets import HEAD_BYTES, opened
 
 _CURVE_BYTES = 256
 """More than encryption adds to a frame."""
@@ -49,6 +47,13 @@ TICK_S = 0.1
 
 HEARTBEAT_S = 2.0
 """How often the ends of a link ask each other for a sign of life; one that gives none four times is gone."""
+
+_OPTIONS = {
+    zmq.MAXMSGSIZE: HEAD_BYTES + _CURVE_BYTES,  # of a frame; tensors travel in smaller ones
+    zmq.HEARTBEAT_IVL: int(1000 * HEARTBEAT_S),
+    zmq.HEARTBEAT_TIMEOUT: int(4000 * HEARTBEAT_S),
+    zmq.HEARTBEAT_TTL: int(4000 * HEARTBEAT_S),
+}
 
 _EACH = 10
 """So many refusals are told each in a line of its own."""
@@ -105,17 +110,11 @@ class End(threading.Thread, ABC):
         self._monitors: list[Any] = []
         self.refusals = Refusals()
 
-    def open(self, kind: int, keys: Keys, events: int, address: str) -> Any:
+    def open(self, kind: int, keys: Keys, events: int, address: str, options: Mapping[zmq.SocketOption, int]) -> Any:
         """Makes a socket, with the ways of a link, and what tells of its connections."""
-        made = self.context.socket(kind)
+        made = opened(self.context, kind, {**_OPTIONS, **options})
         self._sockets.append(made)
-        made.sndhwm = made.rcvhwm = 0  # what is on the way is bounded by windows
-        made.linger = 0
         made.ipv6 = address.startswith("[")  # names stand for addresses of IPv4
-        made.maxmsgsize = HEAD_BYTES + _CURVE_BYTES  # of a frame; tensors travel in smaller ones
-        made.setsockopt(zmq.HEARTBEAT_IVL, int(1000 * HEARTBEAT_S))
-        made.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(4000 * HEARTBEAT_S))
-        made.setsockopt(zmq.HEARTBEAT_TTL, int(4000 * HEARTBEAT_S))
         made.curve_publickey, made.curve_secretkey = keys.public.encode(), keys.secret.encode()
         self._monitors.append(made.get_monitor_socket(events))
         return made
@@ -232,21 +231,6 @@ class End(threading.Thread, ABC):
 
     def _leave(self) -> None:
         """What else there is to close."""
-
-
-def packed_head(words: Sequence[Any]) -> bytes:
-    """A head as it travels.
-
-    Raises:
-        DataError: It is too long.
-    """
-    found = json.dumps(words, separators=(",", ":")).encode()
-    if len(found) > HEAD_BYTES:
-        raise DataError(
-            f"what is said beside the tensors of an item has {len(found)} bytes, more than {HEAD_BYTES}; put numbers "
-            "into tensors"
-        )
-    return found
 
 
 class Refusals:

@@ -13,12 +13,20 @@ import zmq
 
 from pipeal import __version__
 from pipeal.core.errors import DataError, LineError
-from pipeal.engine.distributed.send_buffer import SendBuffers, first_size
+from pipeal.engine.distributed.send_buffer import SendBuffers
+from pipeal.engine.distributed.sockets import arriving, packed_head
 from pipeal.engine.distributed.window import Window
-from pipeal.line.link import CONNECTIONS, REFUSED, End, Keys, heard, log, packed_head, printable
+from pipeal.line.link import CONNECTIONS, REFUSED, End, Keys, heard, log, printable
 from pipeal.line.retained import Retained
 
 _EVENTS = SendBuffers.EVENTS | zmq.EVENT_HANDSHAKE_SUCCEEDED
+
+_OPTIONS = {
+    zmq.IMMEDIATE: 1,  # what is not on its way by then is sent again
+    zmq.RECONNECT_IVL: 100,
+    zmq.RECONNECT_IVL_MAX: 2000,
+    zmq.CONNECT_TIMEOUT: 5000,  # the system's own tries get rarer for minutes
+}
 
 _LEAST = 2
 """So many items may always be on their way over each connection."""
@@ -69,14 +77,8 @@ class Outgoing(End):
         self._gone: set[int] = set()
         self._told_refused = self._told_lost = False
         for _ in range(connections):  # one socket's connections to one address would be one
-            made = self.open(zmq.DEALER, keys, _EVENTS | REFUSED, address)
-            made.setsockopt(zmq.IMMEDIATE, 1)  # what is not on its way by then is sent again
-            made.setsockopt(zmq.RECONNECT_IVL, 100)
-            made.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
-            made.setsockopt(zmq.CONNECT_TIMEOUT, 5000)  # the system's own tries get rarer for minutes
+            made = self.open(zmq.DEALER, keys, _EVENTS | REFUSED, address, _OPTIONS)
             made.curve_serverkey = keys.peer.encode()
-            if (size := first_size()) is not None:
-                made.sndbuf = size
         self._join()
 
     def ask_for_snapshot(self) -> None:
@@ -165,11 +167,7 @@ class Outgoing(End):
             self._join()
 
     def _receive(self, ready: Any) -> None:
-        while True:
-            try:
-                frame, *more = ready.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return
+        for frame, *more in arriving(ready):
             if not more:
                 heard(frame, self._understand, f"stage {self.stage + 1}", self.refusals)
 

@@ -15,8 +15,9 @@ import pytest
 import zmq
 
 from pipeal import __version__
+from pipeal.engine.distributed.sockets import HEAD_BYTES
 from pipeal.line.items import BEGIN, KINDS, Item, Packed
-from pipeal.line.link import HEAD_BYTES, Keys
+from pipeal.line.link import Keys
 from tests.line.frames import Frame
 from tests.line.links import LINE, LONG_S, Link, batch, key_pair, link, taken, until
 

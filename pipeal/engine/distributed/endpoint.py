@@ -29,12 +29,10 @@ from torch import Tensor
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
-from pipeal.core.errors import DataError, first_line
-from pipeal.engine.distributed.send_buffer import SendBuffers, first_size
+from pipeal.core.errors import first_line
+from pipeal.engine.distributed.send_buffer import SendBuffers
+from pipeal.engine.distributed.sockets import HEAD_BYTES, arriving, opened, packed_head
 from pipeal.engine.distributed.window import Window
-
-HEAD_BYTES = 1 << 20
-"""The longest head of a message; a longer one is not from a rank of this run."""
 
 _TICK_S = 0.1
 LAST_MESSAGES_S = 2.0
@@ -131,8 +129,9 @@ class Endpoint:
         self._gather = gather
         self._context = zmq.Context()
         # A second opinion on who lives, and so with more patience than the heartbeat through the store has.
-        self._lives = {zmq.HEARTBEAT_IVL: int(timeout_s * 400), zmq.HEARTBEAT_TIMEOUT: int(timeout_s * 2000)}
-        self._pull = self._socket(zmq.PULL)
+        lives = {zmq.HEARTBEAT_IVL: int(timeout_s * 400), zmq.HEARTBEAT_TIMEOUT: int(timeout_s * 2000)}
+        self._options = {**lives, zmq.RECONNECT_IVL: -1}
+        self._pull = opened(self._context, zmq.PULL, self._options)
         self._mailboxes: dict[int, Mailbox] = {}
         self._closed_below = 0
         self._broken: dict[int, str] = {}
@@ -170,7 +169,7 @@ class Endpoint:
         self._gather(True)  # all know whom to let in
         self._unmet = {other for other in range(len(told)) if other != self.rank}
         for other in sorted(self._unmet):
-            push = self._push[other] = self._socket(zmq.PUSH)
+            push = self._push[other] = opened(self._context, zmq.PUSH, self._options)
             self._locks[other] = threading.Lock()
             self._monitors[push.get_monitor_socket(SendBuffers.EVENTS | zmq.EVENT_HANDSHAKE_SUCCEEDED)] = other
             if self._guard is not None:
@@ -211,13 +210,7 @@ class Endpoint:
             BrokenWireError: The peer is gone.
             DataError: The head is too long.
         """
-        first = json.dumps([self.rank, wire, *head], separators=(",", ":")).encode()
-        if len(first) > HEAD_BYTES:
-            raise DataError(
-                f"what is said beside the tensors of a message has {len(first)} bytes, more than {HEAD_BYTES}; put "
-                "numbers into tensors"
-            )
-        frames: list[Any] = [first, *(row.numpy() for row in rows)]
+        frames: list[Any] = [packed_head([self.rank, wire, *head], "a message"), *(row.numpy() for row in rows)]
         with self._locks[peer]:
             if (said := self._broken.get(peer)) is None and not self._closed.is_set():
                 try:
@@ -251,17 +244,6 @@ class Endpoint:
         for one in (self._pull, *self._monitors):
             one.close(0)
         self._context.term()
-
-    def _socket(self, kind: int) -> zmq.Socket[bytes]:
-        made = self._context.socket(kind)
-        made.sndhwm = made.rcvhwm = 0  # windows bound what is on the way
-        made.linger = 0
-        made.setsockopt(zmq.RECONNECT_IVL, -1)
-        for option, value in self._lives.items():
-            made.setsockopt(option, value)
-        if kind == zmq.PUSH and (size := first_size()) is not None:
-            made.sndbuf = size
-        return made
 
     def _run(self) -> None:
         try:
@@ -303,11 +285,7 @@ class Endpoint:
 
     def _receive(self) -> None:
         """Gives what has come to its mailbox; what is no message of a rank of this run is told and let go."""
-        while True:
-            try:
-                first, *frames = self._pull.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return
+        for first, *frames in arriving(self._pull):
             try:
                 if len(first.buffer) > HEAD_BYTES:
                     raise ValueError(f"its head has {len(first.buffer)} bytes")
