@@ -8,50 +8,21 @@ who receives, and a long way costs its delay once.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from time import monotonic
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pipeal.core.errors import first_line
 from pipeal.core.tree import Tree
 from pipeal.core.tree_codec import Form, put_together, taken_apart
-from pipeal.engine.distributed.endpoint import ANSWER, TAKEN, BrokenWireError, Endpoint
+from pipeal.engine.distributed.endpoint import ANSWER, TAKEN, BrokenWireError, Endpoint, Message
 from pipeal.engine.distributed.flat import Layout, check_layout, flat, row_for, unflat
 from pipeal.engine.execution.channel import Stopped
 
-__all__ = ["BrokenWireError", "Message", "Wire", "breaking"]
-
-
-@dataclass
-class Message:
-    """What was received.
-
-    Attributes:
-        kind: What it is about.
-        facts: Plain values.
-        source: The rank it is from.
-        form: Describes its tree.
-        layouts: Of the tensors that follow.
-        frames: Their bytes.
-        counts: Whether its sender counts it as on its way until it is taken.
-        at: When it arrived.
-        taken: Whether it was.
-    """
-
-    kind: str
-    facts: Mapping[str, Any]
-    source: int
-    form: Form = None
-    layouts: list[Layout] = field(default_factory=list)
-    frames: Sequence[Any] = ()
-    counts: bool = False
-    at: float = 0.0
-    taken: bool = False
+__all__ = ["BrokenWireError", "Message", "Wire"]
 
 
 class Wire:
@@ -137,10 +108,8 @@ class Wire:
             Stopped: This rank has closed its connections.
         """
         messages = self._mailbox.messages
-        arrived = self._wait(lambda: bool(messages), peers, messages.popleft)
-        kind, facts, form, layouts, counts = arrived.head
-        message = Message(kind, facts, arrived.source, form, layouts, arrived.frames, counts, arrived.at)
-        if not layouts:
+        message: Message = self._wait(lambda: bool(messages), peers, messages.popleft)
+        if not message.layouts:
             self.drop(message)
         return message
 
@@ -192,12 +161,3 @@ class Wire:
                     raise BrokenWireError(said, peer)
                 mailbox.changed.wait()
             return take()
-
-
-@contextmanager
-def breaking(peer: int) -> Iterator[None]:
-    """Raises what a connection says within as a :class:`BrokenWireError`."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise BrokenWireError(first_line(error), peer) from error

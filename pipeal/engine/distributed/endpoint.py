@@ -19,7 +19,7 @@ import tempfile
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from time import monotonic
 from typing import Any
@@ -30,6 +30,8 @@ from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
 from pipeal.core.errors import first_line
+from pipeal.core.tree_codec import Form
+from pipeal.engine.distributed.flat import Layout
 from pipeal.engine.distributed.send_buffer import SendBuffers
 from pipeal.engine.distributed.sockets import HEAD_BYTES, arriving, opened, packed_head
 from pipeal.engine.distributed.window import Window
@@ -55,14 +57,31 @@ class BrokenWireError(Exception):
         self.peer = peer
 
 
-@dataclass(frozen=True)
-class Arrived:
-    """A message as it arrived: its head's parts, the bytes of its tensors, and when."""
+@dataclass
+class Message:
+    """What was received.
 
+    Attributes:
+        kind: What it is about.
+        facts: Plain values; by name, but between the ends of a wire.
+        source: The rank it is from.
+        form: Describes its tree.
+        layouts: Of the tensors that follow.
+        counts: Whether its sender counts it as on its way until it is taken.
+        frames: The bytes of its tensors.
+        at: When it arrived.
+        taken: Whether it was.
+    """
+
+    kind: str
+    facts: Any
     source: int
-    head: list[Any]
-    frames: Sequence[Any]
-    at: float
+    form: Form = None
+    layouts: list[Layout] = field(default_factory=list)
+    counts: bool = False
+    frames: Sequence[Any] = ()
+    at: float = 0.0
+    taken: bool = False
 
 
 class Mailbox:
@@ -70,25 +89,24 @@ class Mailbox:
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        self.messages: deque[Arrived] = deque()
+        self.messages: deque[Message] = deque()
         self.answers: deque[Any] = deque()
         self.fills = 0
         self.windows: defaultdict[int, Window] = defaultdict(lambda: Window(self.fills))
         self.is_closed = False
 
-    def add(self, arrived: Arrived) -> None:
+    def add(self, message: Message) -> None:
         """Takes in what came."""
-        kind, *facts = arrived.head
         with self.changed:
-            if kind == TAKEN:
-                waited_s = float(facts[0])
+            if message.kind == TAKEN:
+                waited_s = float(message.facts)
                 if not 0 <= waited_s < inf:
                     raise ValueError(f"it was waited with for {waited_s} s")
-                self.windows[arrived.source].taken(waited_s, monotonic())
-            elif kind == ANSWER:
-                self.answers += facts
+                self.windows[message.source].taken(waited_s, monotonic())
+            elif message.kind == ANSWER:
+                self.answers.append(message.facts)
             else:
-                self.messages.append(arrived)
+                self.messages.append(message)
             self.changed.notify_all()
 
     def wake(self) -> None:
@@ -98,9 +116,8 @@ class Mailbox:
 
     def close(self) -> None:
         """Ends all waits, now and from now on."""
-        with self.changed:
-            self.is_closed = True
-            self.changed.notify_all()
+        self.is_closed = True
+        self.wake()
 
 
 TAKEN, ANSWER = "+", "?"
@@ -289,20 +306,20 @@ class Endpoint:
             try:
                 if len(first.buffer) > HEAD_BYTES:
                     raise ValueError(f"its head has {len(first.buffer)} bytes")
-                source, wire, *head = json.loads(bytes(first.buffer))
+                source, wire, kind, facts, *more = json.loads(bytes(first.buffer))
                 if type(wire) is not int or type(source) is not int:
                     raise TypeError("it names no wire, or no rank")
                 if self._guard is not None and self._ranks.get(str(first.get("User-Id"))) != source:
                     raise ValueError(f"it says that it is from rank {source!r}, but has another rank's key")
-                if head[0] not in (TAKEN, ANSWER):
-                    kind, facts, _, layouts, _ = head
-                    if not (isinstance(kind, str) and isinstance(facts, dict) and isinstance(layouts, list)):
+                message = Message(kind, facts, source, frames=frames, at=monotonic())
+                if kind not in (TAKEN, ANSWER):
+                    message.form, message.layouts, message.counts = more
+                    if not (isinstance(kind, str) and isinstance(facts, dict) and isinstance(message.layouts, list)):
                         raise TypeError("its head is none")
-                    if len(layouts) != len(frames):
-                        raise ValueError(f"it has {len(frames)} tensors, but its head says {len(layouts)}")
-                if 0 <= wire < self._closed_below:
-                    continue  # of a pipeline that has ended here
-                self.mailbox(wire).add(Arrived(source, head, frames, monotonic()))
+                    if len(message.layouts) != len(frames):
+                        raise ValueError(f"it has {len(frames)} tensors, but its head says {len(message.layouts)}")
+                if not 0 <= wire < self._closed_below:  # else of a pipeline that has ended here
+                    self.mailbox(wire).add(message)
             except (ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError) as error:
                 _log.warning(f"a message that is none of this run was let go: {error}")
 

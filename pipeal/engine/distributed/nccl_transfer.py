@@ -26,9 +26,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipeal.core.errors import first_line
 from pipeal.core.tree import Tree, map_tensors
 from pipeal.engine.devices import Device, Ready
-from pipeal.engine.distributed.channel import BrokenWireError, Message, Wire, breaking
+from pipeal.engine.distributed.channel import BrokenWireError, Message, Wire
 from pipeal.engine.distributed.flat import Layout, flat, row_for, unflat
 from pipeal.engine.distributed.host_transfer import Carrier
 
@@ -115,11 +116,13 @@ class GpuCarrier(Carrier):
         """Waits for an operation of NCCL, on an I/O thread."""
         if not row.numel():
             return
-        with breaking(peer):
+        try:
             work = operation([row.view(torch.uint8)], self._to, 0)
             while not work.is_completed():
                 sleep(_POLL_S)
             work.wait()  # of what has ended: no stream gets a wait, and what it failed with is raised
+        except RuntimeError as error:
+            raise BrokenWireError(first_line(error), peer) from error
 
 
 def _on_gpu(layouts: Sequence[Layout | None]) -> bool:
