@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -19,7 +18,7 @@ from pipeal.engine.distributed.io_threads import CLOSE, FAREWELL_S, packet_of
 from pipeal.engine.distributed.rank import Node
 from pipeal.engine.distributed.remote_errors import rebuilt, told
 from pipeal.engine.distributed.watchdog import BEAT_S, state_of
-from pipeal.engine.execution.channel import Stopped
+from pipeal.engine.execution.channel import Link, Stopped
 from pipeal.engine.execution.executors import STOP_S
 from pipeal.engine.execution.watchdog import dumped
 from pipeal.engine.execution.worker import TICK_S
@@ -56,7 +55,7 @@ class Server:
         self._batches: Iterator[Any] | None = None
         self._feeding = threading.Lock()
         self._feeds_on = True
-        self._snapshots: queue.Queue[Snapshot | None] = queue.Queue(_WAITING_SNAPSHOTS)
+        self._snapshots: Any = Link(_WAITING_SNAPSHOTS)  # and None after the last one
         self._dismissed = threading.Event()
         self.verdict: BaseException | None = None
         self._said_at = self._moved_at = perf_counter()
@@ -81,6 +80,7 @@ class Server:
         except BaseException as error:
             node.abandon()
             node.progress.fail(error)
+            self._snapshots.close()
             failure = node.progress.failure or error  # which says more where a connection broke
             if self.verdict is None:
                 self._tell(failure)
@@ -123,10 +123,7 @@ class Server:
     def _finish_fences(self) -> None:
         node = self.node
         node.abandon()
-        while True:
-            with suppress(queue.Full):
-                self._snapshots.put(None, timeout=TICK_S)
-                break
+        while not self._snapshots.put(None, TICK_S):
             node.world.check()
         while not node.has_ended("snapshots", TICK_S):
             node.world.check()
@@ -189,23 +186,10 @@ class Server:
 
     def _snapshot_came(self, snapshot: Snapshot) -> None:
         """Waits while too many are still being kept: a slow disk costs time, not memory."""
-        while True:
-            with suppress(queue.Full):
-                self._snapshots.put(snapshot, timeout=TICK_S)
-                return
-            if self.node.progress.stopped:
-                raise Stopped
+        self._snapshots.put(snapshot)
 
     def _keep_snapshots(self) -> None:
-        while True:
-            try:
-                snapshot = self._snapshots.get(timeout=TICK_S)
-            except queue.Empty:
-                if self.node.progress.failure is not None:
-                    return
-                continue
-            if snapshot is None:
-                return
+        for snapshot in iter(self._snapshots.get, None):
             self._keep(snapshot)
             del snapshot  # its states would stay until the next one
 
