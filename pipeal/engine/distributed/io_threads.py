@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 from pipeal.core.packet import Packet
@@ -29,7 +28,7 @@ CLOSE = "close"
 FAREWELL_S = 30.0
 """How long the last messages of an orderly end are waited for."""
 
-Handler = Callable[[Message], None]
+Handler = Callable[[Message], object]
 Failed = Callable[[BaseException], None]
 
 
@@ -91,12 +90,10 @@ def receive_all(
     Raises:
         BrokenWireError: One of them is gone.
     """
+    handlers = {CLOSE: lambda _: None, **handlers}
     while unclosed:
         message = wire.receive(unclosed)
-        steps: list[Handler] = [partial(_drop_unless_taken, drop)]
-        if message.kind != CLOSE or CLOSE in handlers:
-            steps.insert(0, handlers[message.kind])
-        for step in steps:
+        for step in (handlers[message.kind], lambda message: message.taken or drop(message)):
             try:
                 step(message)
             except Stopped:
@@ -107,11 +104,6 @@ def receive_all(
                 failed(error)
         if message.kind == CLOSE:
             unclosed.discard(message.source)
-
-
-def _drop_unless_taken(drop: Callable[[Message], object], message: Message) -> None:
-    if message.layouts and not message.taken:
-        drop(message)
 
 
 def _message_of(item: Item) -> tuple[str, Mapping[str, Any], Tree, Ready]:

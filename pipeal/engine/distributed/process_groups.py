@@ -130,7 +130,7 @@ def _open_groups(world: World, seats: list[Seat]) -> Groups:
     for stage in range(mesh.stages) if mesh.replicas > 1 else ():
         # Every rank takes part in making every group.
         ranks = mesh.column(stage)
-        by_host = _host_group(ranks)
+        by_host: Any = dist.new_group(ranks, backend="gloo", timeout=_COLLECTIVE)
         on_gpus = have_gpus_of_their_own([seats[rank] for rank in ranks])
         by_gpu = gpu_group(ranks, seats[world.rank]) if on_gpus else None
         if world.rank in ranks:
@@ -173,10 +173,6 @@ def gpu_group(ranks: list[int], seat: Seat) -> Any:
     if seat.gpu is not None and "device_id" in signature(dist.new_group).parameters:
         bound["device_id"] = torch.device(seat.device)
     return dist.new_group(ranks, backend="nccl", timeout=_COLLECTIVE, **bound)
-
-
-def _host_group(ranks: list[int]) -> Any:
-    return dist.new_group(ranks, backend="gloo", timeout=_COLLECTIVE)
 
 
 def _connect(seat: Seat, operation: Callable[..., Any], *arguments: Any, elements: int = 1) -> None:

@@ -229,11 +229,6 @@ class Node:
         came(found)
         self.inbox.put(found)
 
-    def tell_ended(self, stage: int, task: Task) -> None:
-        """Tells another stage of this replica that a task has ended here."""
-        facts = {"batch": task.batch, "stage": task.stage, "action": task.action.value}
-        self.ended.post(self.world.mesh.rank_of(self.replica, stage), "ended", facts)
-
     def _hear_ended(self, message: Message) -> None:
         facts = message.facts
         self.progress.hear(Task(facts["batch"], facts["stage"], Action(facts["action"])))
@@ -269,7 +264,8 @@ class RemoteProgress(SharedProgress):
         """Notes that a task of this process's stage has ended, and tells who waits for it."""
         super().end(task)
         for stage in self._listeners[task.action]:
-            self._node.tell_ended(stage, task)
+            facts = {"batch": task.batch, "stage": task.stage, "action": task.action.value}
+            self._node.ended.post(self._node.world.mesh.rank_of(self._node.replica, stage), "ended", facts)
 
     def fail(self, error: BaseException) -> None:
         """Keeps the first failure, and stops everyone; also while an end in order is under way."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from pipeal.core.tree import Tree
 from pipeal.engine.devices import Ready
-from pipeal.engine.distributed.channel import Message
 from pipeal.engine.distributed.host_transfer import Carrier
 from pipeal.engine.distributed.inference import Guide
 from pipeal.engine.distributed.io_threads import Handler
@@ -84,11 +83,10 @@ class Requests:
 
     def handlers(self, carrier: Carrier) -> dict[str, Handler]:
         """How requests that come over a wire get into the inbox."""
-
-        def order(message: Message) -> None:
-            self._node.inbox.put(self.order(message.facts["what"], message.facts["facts"]))
-
-        return {"order": order, "leg": lambda message: self.guide.receive(message, *carrier.body(message))}
+        return {
+            "order": lambda message: self._node.inbox.put(self.order(message.facts["what"], message.facts["facts"])),
+            "leg": lambda message: self.guide.receive(message, *carrier.body(message)),
+        }
 
     def _rest(self, facts: Mapping[str, Any], stage: Stage) -> None:
         bring_to_rest([stage])
