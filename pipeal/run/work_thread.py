@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from queue import SimpleQueue
-from time import monotonic
 from typing import Any, TypeVar
 
 from pipeal.core.background import fulfil
-from pipeal.core.errors import StallError
 from pipeal.engine.devices.threads import set_intra_op_threads
-from pipeal.engine.distributed.attempt_store import POLL_S
 from pipeal.engine.distributed.world import World
 
 T = TypeVar("T")
@@ -44,20 +41,17 @@ class WorkThread:
             StallError: It takes too long.
             Exception: What ``work`` raised.
         """
-        until = monotonic() + self._timeout_s
         done: Future[T] = Future()
         self.is_idle = False
         self._work.put((done, work))
 
         with self._world.naming_lost():
-            while not wait([done], POLL_S).done:
-                self._world.check()
-                if monotonic() > until:
-                    raise StallError(
-                        f"the stages of backpropagation were not done with a batch within {self._timeout_s:g} s "
-                        "(engine.stall_timeout_s)"
-                    )
-            found = done.result()
+            found = self._world.awaited(
+                done,
+                self._timeout_s,
+                f"the stages of backpropagation were not done with a batch within {self._timeout_s:g} s "
+                "(engine.stall_timeout_s)",
+            )
         self.is_idle = True
         return found
 

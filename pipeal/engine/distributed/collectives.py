@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from math import inf
 from typing import Any, TypeVar
 
@@ -91,11 +91,15 @@ class Collectives:
             Exception: What ``work`` raised.
         """
         done = in_background(work, f"pipeal-guarded: {what}")
+        return self.awaited(done, within_s, f"{what} was not done within {within_s:g} s")
+
+    def awaited(self, done: Future[T], within_s: float, late: str) -> T:
+        """What comes of the work of another thread; raises as :meth:`guarded`, with ``late`` where time is over."""
         until = time.monotonic() + within_s
         while not wait([done], POLL_S).done:
             self.check()
             if time.monotonic() > until:
-                raise StallError(f"{what} was not done within {within_s:g} s")
+                raise StallError(late)
         return done.result()
 
     def together(self, what: str, work: Callable[[], T]) -> T:
