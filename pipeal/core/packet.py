@@ -8,15 +8,15 @@ protocol, :class:`pipeal.core.protocols.TrainableLayer`.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
-from weakref import ref
 
 import torch
 from torch import Tensor
 
 from pipeal.core.errors import DataError
 from pipeal.core.messages import tell_once
-from pipeal.core.tree import Tree, tensors, version
+from pipeal.core.tree import Tree, tensors
 
 
 class HandedOver:
@@ -29,7 +29,7 @@ class HandedOver:
     __slots__ = ("_seen",)
 
     def __init__(self, tree: Tree) -> None:
-        self._seen: list[tuple[ref[Tensor], int]] = [(ref(tensor), version(tensor)) for tensor in tensors(tree)]
+        self._seen = [(_counter(one), one._version, one._base is not None) for one in tensors(tree)]
 
     def require_unchanged(self, batch: int) -> None:
         """Refuses what the caller has filled again for a later batch. PyTorch counts what its own operators write: not
@@ -39,11 +39,10 @@ class HandedOver:
         Raises:
             DataError: One was written to.
         """
-        for seen, count in self._seen:
-            tensor = seen()
-            if tensor is None or version(tensor) == count:
+        for counter, count, is_slice in self._seen:
+            if counter._version == count:
                 continue
-            if tensor._base is None:
+            if not is_slice:
                 raise DataError(
                     f"tensors of batch {batch} were written to after they were handed over, and layers still learn "
                     "from them; hand over new ones for each batch, or clones"
@@ -53,6 +52,15 @@ class HandedOver:
                 "this slice, they learn from what was written: hand over clones",
                 logging.WARNING,
             )
+
+
+def _counter(tensor: Tensor) -> Tensor:
+    """An empty tensor that shares another's count of writes. With a weak reference to that, other threads race: the
+    backward of the stage before lets go of it without Python's lock, and of what the reference had just brought."""
+    found = tensor.detach()
+    with suppress(RuntimeError, ValueError):  # a nested or a quantized one is kept
+        found.data = tensor.new_empty(0)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -499,7 +499,7 @@ def test_what_the_process_computes_otherwise_compiles_alone(monkeypatch: pytest.
 
 def test_what_draws_is_left_uncompiled_where_pytorch_cannot_compile_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The guard asked our own mode, which always says yes, and not PyTorch."""
-    monkeypatch.delattr(TorchDispatchMode, "ignore_compile_internals")
+    monkeypatch.delattr(TorchDispatchMode, "ignore_compile_internals", raising=False)
     monkeypatch.setattr("pipeal.engine.pipeline.check_compile", lambda name, devices: name)
     package = pair(nn.Dropout)
     with pytest.warns(CompileWarning, match=r"layer 1 \(TwoBackwards\) may draw .* trains uncompiled"):

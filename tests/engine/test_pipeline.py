@@ -148,6 +148,36 @@ def test_a_batch_that_is_filled_again_after_its_forward_is_refused() -> None:
         runner.backward(packet)
 
 
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.zeros(4, 3), torch.arange(4), nn.Parameter(torch.zeros(4)), torch.zeros(2, 2).to_sparse()],
+    ids=["floats", "numbers", "parameter", "sparse"],
+)
+@pytest.mark.parametrize("inference", [False, True])
+def test_writes_to_what_was_handed_over_are_seen_and_it_is_not_kept(tensor: Tensor, *, inference: bool) -> None:
+    """Symptom: on PyTorch 2.6, "cannot call get_autograd_meta() on undefined tensor" in a backward: a weak reference
+    brought a tensor that the stage before was letting go of."""
+    given = tensor.detach().clone()
+    with torch.inference_mode(inference):
+        handed_over = HandedOver([given])
+    assert not any(kept.numel() for kept, *_ in handed_over._seen)
+    handed_over.require_unchanged(0)
+    given.mul_(1)
+    with pytest.raises(DataError, match="tensors of batch 0 were written to after"):
+        handed_over.require_unchanged(0)
+
+
+def test_a_tensor_without_an_empty_one_of_its_kind_is_watched_as_well(caplog: pytest.LogCaptureFixture) -> None:
+    tell_once.cache_clear()
+    nested = torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged)
+    handed_over = HandedOver([nested])
+    handed_over.require_unchanged(0)
+    assert not caplog.messages
+    nested.mul_(1)
+    handed_over.require_unchanged(0)
+    assert [message[:20] for message in caplog.messages] == ["a batch is a slice o"]  # as one of its values
+
+
 def test_of_a_slice_it_is_told_once_that_something_was_written_to(caplog: pytest.LogCaptureFixture) -> None:
     """Rows of a data set that is still being filled are as they were; PyTorch counts writes to all of it alike."""
     tell_once.cache_clear()

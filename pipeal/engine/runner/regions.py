@@ -244,11 +244,13 @@ def compiler_settings(*, dynamic: bool) -> Iterator[None]:
     import torch._inductor.config as inductor
 
     dynamo_settings: Any = dynamo
-    limit = "recompile_limit" if hasattr(dynamo, "recompile_limit") else "cache_size_limit"  # its name until 2.6
+    limits: dict[str, Any] = {"recompile_limit": GRAPHS_MOST}
+    if not hasattr(dynamo, "recompile_limit"):  # as in PyTorch 2.6, which runs uncompiled beyond it and says nothing
+        limits = {"cache_size_limit": GRAPHS_MOST, "fail_on_cache_limit_hit": True}
     with ExitStack() as stack:
         # One kernel at a time: more are compiled by processes that outlive the pipeline.
         stack.enter_context(inductor.patch(compile_threads=1))
-        stack.enter_context(dynamo_settings.patch({limit: GRAPHS_MOST, "automatic_dynamic_shapes": False}))
+        stack.enter_context(dynamo_settings.patch({**limits, "automatic_dynamic_shapes": False}))
         # Its cache would find graphs again by what they compute, but not by the order in which they add.
         stack.enter_context(
             functorch.patch(recompute_views=True, enable_autograd_cache=False, enable_remote_autograd_cache=False)
