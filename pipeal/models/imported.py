@@ -45,7 +45,7 @@ from pipeal.methods.norm import replace_batch_norms
 from pipeal.models.weights import fill_network
 
 USUAL_PARTS = 4
-"""Of a network without a row of blocks."""
+"""Of a network without a row of blocks; fewer where there are fewer places to cut it at."""
 
 _SAMPLE_ROWS, _SAMPLE_LENGTH = 4, 8
 
@@ -200,10 +200,15 @@ class Imported:
 
     def _by_cost(self, network: nn.Module, sample: Tensor) -> list[str]:
         """Where parts of about equal cost begin; costs are counted, so that they are the same in every process."""
-        count = self.parts or USUAL_PARTS
-        key = (self.name, self.classes, self.size, count)
+        key = (self.name, self.classes, self.size, self.parts)
+        for count in (self.parts,) if self.parts else range(USUAL_PARTS, 1, -1):  # as many as there can be
+            try:
+                if key not in _BY_COST:
+                    _BY_COST[key] = names_for(network, count, sample, asked="model.parts")
+            except ConfigError as error:
+                refusal = error
         if key not in _BY_COST:
-            _BY_COST[key] = names_for(network, count, sample, asked="model.parts")
+            raise refusal
         return _BY_COST[key]
 
 
@@ -218,7 +223,7 @@ def head_of(network: nn.Module, classes: int) -> str | None:
     return last if last and network.get_submodule(last).out_features == classes else None
 
 
-_BY_COST: dict[tuple[str, int, int, int], list[str]] = {}
+_BY_COST: dict[tuple[str, int, int, int | None], list[str]] = {}
 """Where networks are cut, by what does not change it: to find it takes longer than all else."""
 
 

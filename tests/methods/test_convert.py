@@ -160,6 +160,12 @@ def test_lazy_modules_take_their_sizes_from_the_sample() -> None:
     assert package.infer(IMAGES).shape == (4, 5)
 
 
+def test_lazy_modules_are_divided_by_a_number() -> None:
+    """It ended with a ``ValueError`` about parameters that are not initialized."""
+    parts = nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.ReLU(), nn.LazyLinear(8), nn.LazyLinear(8))
+    assert len(ALPackage.from_bp(parts, VECTORS, 3, split=3)) == 3
+
+
 def cnn_without(whole: nn.Sequential) -> nn.Sequential:
     return copy.deepcopy(nn.Sequential(*list(whole)[:-1]))
 

@@ -136,6 +136,63 @@ def test_the_rows_of_a_sample_do_not_move_the_cuts() -> None:
     assert row[2] == row[99]
 
 
+class OfAll(nn.Linear):
+    """Reads a list of all that was before, as DenseNet's layers do."""
+
+    def forward(self, found: list[Tensor]) -> Tensor:  # type: ignore[override]
+        return super().forward(torch.cat(found, 1)).relu()
+
+
+class Dense(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (nn.ModuleList(OfAll(6 * (k + 1), 6) for k in range(4)) for _ in range(2))
+        self.between = nn.Linear(30, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = [x]
+        for layer in self.first:
+            found.append(layer(found))
+        found = [self.between(torch.cat(found, 1))]
+        for layer in self.second:
+            found.append(layer(found))
+        return torch.cat(found, 1)
+
+
+def test_a_number_cuts_where_all_weights_train(said: list[str]) -> None:
+    """Symptom: of ``densenet121`` in four parts, those of the first that were cut within a block never trained. Cause:
+    a layer there takes a list, of which the head sees the first and the others are detached."""
+    for split in (2, 3):
+        torch.manual_seed(0)
+        package = ALPackage.from_bp(Dense(), VECTORS, 3, split=split, code=8)
+        before = {name: weight.clone() for name, weight in package.named_parameters()}
+        package(VECTORS, torch.tensor([0, 1, 2, 0]))
+        package.backward()
+        package.update()
+        assert not [name for name, weight in package.named_parameters() if torch.equal(weight, before[name])]
+    assert not [line for line in said if "will not train" in line]
+
+
+class Segments(nn.Module):
+    """Looks up words and what each belongs to, in tables that cost more than all else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.segments = nn.Embedding(900, 8), nn.Embedding(900, 8)
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.words(ids) + self.segments(ids // 2)
+        for block in self.blocks:
+            x = block(x).relu()
+        return x
+
+
+def test_of_several_tables_the_first_alone_begins_a_part() -> None:
+    """A part began at the second, which takes numbers of words: "no bridge for an output of (4, 8) int64"."""
+    assert names(Segments(), 2, torch.arange(20).reshape(4, 5)) == ["words", "blocks.0"]
+
+
 class Placed(nn.Module):
     """What all rows share, ``(1, T, D)``, goes through a matrix of its own."""
 

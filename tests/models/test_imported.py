@@ -151,6 +151,15 @@ def test_a_network_is_cut_alike_whatever_was_cut_before(
     assert weights.get("al", without_head) == without_head
 
 
+def test_a_network_has_as_many_parts_as_it_can_be_cut_into(tmp_path: Path) -> None:
+    """ALBERT has its one block called several times. It was cut into four between its tables of words and of texts."""
+    config = transformers.AlbertConfig(vocab_size=VOCABULARY, max_position_embeddings=20, embedding_size=8, **SIZES)
+    config.save_pretrained(tmp_path)
+    assert len(learns(Imported(f"hf:{tmp_path}", CLASSES, 0), texts())) == 3
+    with pytest.raises(ConfigError, match=r"model.parts is 4, but there are only 3 parts"):
+        next(Imported(f"hf:{tmp_path}", CLASSES, 0, parts=4).layers("al", code=16))
+
+
 def test_what_a_user_asked_for_is_named_where_a_network_cannot_be_cut() -> None:
     for name, method, parts, refused in (
         ("squeezenet1_1", "bp", 500, "model.parts is 500, but only "),

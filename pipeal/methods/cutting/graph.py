@@ -33,7 +33,7 @@ from pipeal.methods.cutting.piece import (
     shape_alone,
 )
 from pipeal.methods.cutting.symbols import FLAG
-from pipeal.methods.cutting.tracing import children_of, parents, trace_model
+from pipeal.methods.cutting.tracing import Traced, children_of, parents, trace_model
 
 
 def cut_graph(model: nn.Module, split: Sequence[str], sample: Tree = None) -> list[tuple[str, Piece]]:
@@ -72,6 +72,16 @@ def cut_graph(model: nn.Module, split: Sequence[str], sample: Tree = None) -> li
             piece.mask_at = next((place for place, node in enumerate(leaving) if node in masks), None)
         built.append((split[number - 1] if number else _first_call(piece.graph), piece))
     return built
+
+
+def all_train(traced: Traced, name: str) -> bool:
+    """Whether all weights before a submodule would train if a part began at it, which it may not be able to."""
+    piece_of = _assign(traced.graph, [name], traced.root)
+    try:
+        leaving = crossing_at(traced.graph, piece_of, 1, name, ())  # masks have no weights behind them
+    except ConfigError:
+        return False
+    return not unreached(traced, piece_of, 0, leaving, ())
 
 
 def out_of_order(called: Sequence[str], given: Sequence[str]) -> str:

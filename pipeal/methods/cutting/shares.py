@@ -8,17 +8,20 @@ else the cuts would move with them, and what was saved after one sample would no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 from itertools import accumulate, islice
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.parameter import is_lazy
 
 from pipeal.core.errors import ConfigError, first_line
 from pipeal.core.flops import counting
 from pipeal.core.partition import balance
 from pipeal.core.tree import Tree, batch_size, describe, map_tensors, shapes_of, tensors
+from pipeal.methods.cutting.graph import all_train
 from pipeal.methods.cutting.probe import brought, probing
 from pipeal.methods.cutting.tracing import parents, trace_model
 
@@ -34,7 +37,9 @@ def names_for(model: nn.Module, count: int, sample: Tree, asked: str = "split") 
 
     A part begins at a submodule that has a matrix of weights, and takes a batch: what has none (norms, activations)
     goes with the one before. A submodule that costs more than a part should is looked into, where its forward can be
-    followed.
+    followed. Where some weights would not train, since a part hands on what they give beside the value that its head
+    sees, places without such weights are taken instead, if there are enough of them: the inputs of DenseNet's blocks,
+    not those of its layers, which take a list.
 
     Args:
         model: The network, on one device.
@@ -78,8 +83,28 @@ def names_for(model: nn.Module, count: int, sample: Tree, asked: str = "split") 
         raise ConfigError(
             f"{asked} is {count}, but there are only {len(costs)} parts that a layer can be made of: {found}{why}"
         )
+    begins = _begins(costs, count)
+    trains = partial(all_train, trace_model(model, around, sample))
+    if not all(map(trains, begins)):
+        kept = _without([name for name, _ in costs if name and not trains(name)], costs)
+        begins = _begins(kept, count) if len(kept) >= count else begins
+    return begins
+
+
+def _begins(costs: Sequence[tuple[str, float]], count: int) -> list[str]:
     *starts, _ = accumulate(balance([cost for _, cost in costs], count))
     return [costs[start][0] for start in starts]
+
+
+def _without(names: Collection[str], costs: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
+    """With the costs of these added to what comes before them."""
+    kept = [costs[0]]
+    for name, cost in costs[1:]:
+        if name in names:
+            kept[-1] = (kept[-1][0], kept[-1][1] + cost)
+        else:
+            kept.append((name, cost))
+    return kept
 
 
 def grouped(modules: Sequence[nn.Module], count: int, sample: Tree) -> list[int]:
@@ -119,7 +144,7 @@ def _of_two_rows(sample: Tree) -> Tree:
 
 
 def _has_matrix(weights: Iterable[Tensor]) -> bool:
-    return any(one.dim() > 1 for one in weights)
+    return any(is_lazy(one) or one.dim() > 1 for one in weights)  # what is lazy has its sizes once a sample came by
 
 
 def _costs(model: nn.Module, around: Iterable[str], sample: Tree) -> tuple[list[tuple[str, float]], list[str]]:
@@ -142,8 +167,11 @@ def _costs(model: nn.Module, around: Iterable[str], sample: Tree) -> tuple[list[
                 known = name != n.target and called.count(n.target) == 1 and _has_matrix(weights)
                 if known and n.all_input_nodes:  # none: a parametrization, which is given the weights within it
                     taken = traced.values.get(n.all_input_nodes[0])
+                    # No head sees anything in numbers of words: of several look-ups, the first alone begins a part.
+                    is_looked_up = not any(one.is_floating_point() or one.is_complex() for one in tensors(taken))
                     if batch_size(taken) == rows:
-                        found.append((name, 0.0))
+                        if len(found) == 1 or not is_looked_up:
+                            found.append((name, 0.0))
                     elif taken is not None:
                         shape = describe(shapes_of(taken))
                         turned.append(f"{name!r} is given {shape} for a batch of {rows}")
