@@ -1,7 +1,8 @@
 """A forward run on symbols (torch.fx) that know the rank and the type of what they stand for.
 
 Sizes stay symbols, values too: a branch on them cannot be followed. A function outside of any module that has such
-branches (the masks of ``transformers`` are made by some) stays whole, as a submodule does.
+branches (the masks of ``transformers`` are made by some) stays whole, as a submodule does, and so does a
+``torch.autograd.Function``.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from operator import attrgetter
 from types import TracebackType
 from typing import Any
@@ -64,7 +66,7 @@ def trace(
     while True:
         tracer = _Tracer(around, sample, known)
         try:
-            with _alone(), _standing_for(whole, tracer):
+            with _alone(), _standing_for(whole, tracer), _functions_whole(tracer):
                 return tracer.trace(root), tracer.values
         except Exception as error:
             place = _outermost_function(error.__traceback__)
@@ -245,3 +247,33 @@ def _standing_for(whole: Collection[Place], tracer: _Tracer) -> Iterator[None]:
     finally:
         for names, name, function in before:
             names[name] = function
+
+
+@contextmanager
+def _functions_whole(tracer: _Tracer) -> Iterator[None]:
+    """Within it, a ``torch.autograd.Function`` that is applied to symbols becomes one node, so that its backward stays:
+    its forward runs without gradients. One that is given a function, as of ``torch.utils.checkpoint``, does not, since
+    weights in that would go unseen."""
+    before = vars(torch.autograd.Function)["apply"]
+
+    def apply(cls: type[torch.autograd.Function], *args: Any) -> Any:
+        given = [leaf for leaf in pytree.tree_leaves(args) if not isinstance(leaf, Tensor | fx.Proxy)]
+        if not has_symbols(args) or any(map(callable, given)):
+            return before.__get__(None, cls)(*args)
+        return tracer.create_proxy("call_function", _applied(cls), args, {})
+
+    torch.autograd.Function.apply = classmethod(apply)
+    try:
+        yield
+    finally:
+        torch.autograd.Function.apply = before
+
+
+@cache
+def _applied(cls: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """What applies it, the same whenever it is asked for: fx wants a function that has a name."""
+
+    def applied(*args: Any) -> Any:
+        return cls.apply(*args)
+
+    return applied
