@@ -7,7 +7,7 @@ import random
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -252,6 +252,64 @@ def test_a_step_on_buffers_is_taken_where_it_stands() -> None:
         torch.testing.assert_close(nn.Sequential(*parts)(x), network(x))
 
 
+class Causal(Net):
+    """All its layers read one buffer, as blocks read a mask; written to, or not."""
+
+    def __init__(self, write: Callable[[Tensor], object] = lambda _: None) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.rand(4))
+        self.write = write
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in (self.a, self.b, self.c):
+            x = layer(x) * self.mask
+        self.write(self.mask)
+        return x * torch.tensor([1.0, 2.0, 3.0, 4.0])
+
+
+def test_each_part_has_a_copy_of_a_buffer_that_the_forward_only_reads() -> None:
+    """A mask that all blocks are given was refused as one that layers would share."""
+    network, x = Causal(), torch.rand(2, 4)
+    package = ALPackage.from_bp(network, x, 3, split=["b", "c"], method="greedy")
+    parts = [next(layer.children()) for layer in package]
+    assert all(torch.equal(part.get_buffer("mask"), network.mask) for part in parts)
+    assert parts[0].get_buffer("mask") is network.mask
+    torch.testing.assert_close(nn.Sequential(*parts)(x), network(x))
+    for write in (lambda mask: mask.add_(1), lambda mask: mask[1:].mul_(2)):
+        with pytest.raises(ConfigError, match="layers 0 and 1 would share a buffer"):
+            ALPackage.from_bp(Causal(write), x, 3, split=["b", "c"])
+
+
+class Reverse(torch.autograd.Function):
+    """Turns gradients around, as domains are made alike."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return -ctx.factor * grad, None
+
+
+class Reversed(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(Reverse.apply(self.b(Reverse.apply(self.a(x), 2.0)), 0.5))
+
+
+def test_a_function_of_ones_own_keeps_its_backward_between_the_cuts() -> None:
+    """It was refused as a forward that turns gradients off: PyTorch runs its forward so."""
+    network, x, before = Reversed(), torch.rand(2, 4), torch.autograd.Function.apply
+    twin = copy.deepcopy(network)
+    parts = [part.module for part in copy.deepcopy(cut(network, ["c"], x))]
+    for one in (nn.Sequential(*parts), twin):
+        one(x).square().sum().backward()
+    gradients = dict(nn.ModuleList(parts).named_parameters())
+    assert all(torch.equal(gradients[f"{int(n[0] == 'c')}.{n}"].grad, w.grad) for n, w in twin.named_parameters())
+    assert torch.autograd.Function.apply == before
+
+
 class Late(Net):
     """Uses late what it computes early: of a weight, of a weight and sizes, and of the input."""
 
@@ -366,6 +424,44 @@ def test_a_pool_takes_a_dict_of_any_fields() -> None:
     assert package.infer(x, 1).shape == (2, 3)
     with pytest.raises(ConfigError, match="the model returns a dict with left, right"):
         ALPackage.from_bp([Fields(), Joins()], x, 3)
+
+
+class Answers(NamedTuple):
+    aux: Tensor | None
+    logits: Tensor
+
+
+class Named(Net):
+    def forward(self, x: Tensor) -> Any:
+        return Answers(self.a(x), self.c(self.b(self.a(x))))
+
+
+class Unnamed(Net):
+    """Takes whatever arguments there are."""
+
+    def forward(self, *several: Tensor, **by_name: Tensor) -> Tensor:
+        x, y = several or (by_name["x"], by_name["y"])
+        return self.c(self.b(self.a(x) + y))
+
+
+@pytest.mark.parametrize("method", ["al", "bp"])
+def test_named_tuples_and_arguments_without_names(method: str) -> None:
+    """The former, which torchvision's networks give, had no answer; of the latter, a batch went in as one."""
+    x, y = torch.rand(2, 4), torch.rand(2, 4)
+    split = None if method == "bp" else ["b"]
+    for network, sample in ((Named(), x), (Unnamed(), (x, y)), (Unnamed(), {"x": x, "y": y})):
+        package = ALPackage.from_bp(network if split else [network], sample, 4, split=split, method=method)
+        package(sample, torch.tensor([0, 1]))
+        package.backward()
+        package.update()
+        assert package.infer(sample).shape == (2, 4)
+    one = ALPackage.from_bp([Kept()], {"x": x}, 4)  # whose one argument is a dict
+    assert one.infer({"x": x}).shape == (2, 4)
+
+
+class Kept(Net):
+    def forward(self, batch: dict[str, Tensor], **options: Any) -> Tensor:
+        return self.a(batch["x"]) * options.get("factor", 1)
 
 
 def test_a_buffer_that_is_not_saved_stays_so() -> None:

@@ -135,9 +135,9 @@ class ALPackage(nn.Module):
             model: An ``nn.Sequential`` or a list, each child a layer; any module, cut where ``split`` says; or an
                 :class:`pipeal.Encoder`. Of a module that ``split`` cuts, and of one alone in a list, the forward may
                 take several arguments (see ``sample``); an argument ``target``, ``targets``, ``label``, ``labels`` or
-                ``y`` without a default is None, and ``use_cache`` is false. Of a ``ModelOutput``, another dataclass or
-                a dict the answer is ``logits``, ``out`` or ``last_hidden_state``; of a tuple, the one item that is not
-                None.
+                ``y`` without a default is None, and ``use_cache`` is false. Of a ``ModelOutput``, another dataclass, a
+                dict or a named tuple the answer is ``logits``, ``out`` or ``last_hidden_state``; of a tuple, the one
+                item that is not None.
             sample: A batch of inputs, of two rows or more, as ``model`` takes: one argument (any nesting of tensors); a
                 dict of arguments by their names, ``{"input_ids": …, "attention_mask": …}``; or a tuple of arguments by
                 their places. Batches are to be alike. An argument called a mask, ``(B, T)``, false on padding, goes

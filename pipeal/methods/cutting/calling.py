@@ -73,8 +73,8 @@ class Answer(nn.Module):
 
 
 def answer_of(out: Any) -> Any:
-    """The answer in what a model returns: of a ``ModelOutput``, another dataclass or a dict the field of that name,
-    of a tuple the one item that is not None; anything else is the answer itself.
+    """The answer in what a model returns: of a ``ModelOutput``, another dataclass, a dict or a named tuple the field of
+    that name, of a tuple the one item that is not None; anything else is the answer itself.
 
     >>> answer_of({"loss": None, "logits": 3}), answer_of((3, None)), answer_of(3)
     (3, 3, 3)
@@ -108,9 +108,11 @@ def has_answer(out: Any) -> bool:
 
 
 def fields_of(out: Any) -> Mapping[str, Any] | None:
-    """The fields of a dict, a ``ModelOutput`` or another dataclass; None of anything else."""
+    """The fields of a dict, a ``ModelOutput`` or another dataclass, or a named tuple; None of anything else."""
     if isinstance(out, Mapping):
         return out
+    if isinstance(out, tuple) and hasattr(out, "_asdict"):
+        return out._asdict()
     if dataclasses.is_dataclass(out) and not isinstance(out, type):
         return {field.name: getattr(out, field.name) for field in dataclasses.fields(out)}
     return None
@@ -139,10 +141,14 @@ def called(model: nn.Module, sample: Tree) -> Called:
     if "use_cache" in signature.parameters:
         given["use_cache"] = False  # what is kept from one text would be taken for the beginning of the next
     by_name = [p.name for p in signature.parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    kinds = {p.kind for p in signature.parameters.values()}
+    if inspect.Parameter.VAR_KEYWORD in kinds and isinstance(sample, Mapping) and {*required} <= {*sample, *given}:
+        by_name += map(str, sample)
     if isinstance(sample, Mapping) and sample and all(key in by_name for key in sample):
         left = {key: given[key] for key in given if key not in sample}
         return Called(model, tuple(sample), left, _masks(zip(sample, sample, strict=True)))
-    if type(sample) is not tuple or len(places) - len(given) < 2 or len(sample) > len(places):
+    several_fit = len(places) - len(given) >= 2 and len(sample) <= len(places)
+    if type(sample) is not tuple or not (several_fit or inspect.Parameter.VAR_POSITIONAL in kinds):
         needed = [place for place in required if place not in given]
         if len(needed) > 1:
             raise ConfigError(
