@@ -16,7 +16,7 @@ from pipeal.core.errors import (
 if TYPE_CHECKING:
     from pipeal.engine import ExitPolicy, Pipeline, RunReport, Window
     from pipeal.methods.al import AE, AL, BP, ENC, ALPackage, Dropout, Encoder, LabelAE, set_device
-    from pipeal.planning import Placement, plan
+    from pipeal.planning import Placement, plan, stage_memory
 
 __version__ = "0.1.0"
 
@@ -43,6 +43,7 @@ __all__ = [
     "Window",
     "plan",
     "set_device",
+    "stage_memory",
 ]
 
 

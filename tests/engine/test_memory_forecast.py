@@ -15,6 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+import pipeal
+from pipeal import ALPackage, PlacementError
 from pipeal.core.names import Mode
 from pipeal.core.options import DEFAULTS
 from pipeal.engine.pipeline import Pipeline
@@ -34,6 +36,30 @@ BLOCK = st.builds(
         for name in ("weights", "gradients", "optimizer", "graph", "forward_alone", "backward", "update", "goes")
     },
 ).map(lambda block: replace(block, forward=block.graph + block.forward_alone, backward_whole=block.backward))
+
+
+@pytest.mark.parametrize("method", ["al", "greedy", "bp"])
+def test_the_memory_of_stages_of_ones_own_network_is_that_of_a_training(method: Mode) -> None:
+    """Nothing told it from Python: ``pipeal memory`` takes a model by its name alone."""
+    torch.manual_seed(0)
+    network = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(4)))
+    batch = (torch.randn(256, 64), torch.arange(256) % 3)
+    package = ALPackage.from_bp(network, batch[0], 3, method=method)
+    before = [weight.clone() for weight in package.parameters()]
+    (whole,) = pipeal.stage_memory(package, batch, threads=1)
+    assert all(map(torch.equal, package.parameters(), before))
+    assert whole.weights == sum(weight.numel() * 4 for weight in package.parameters())
+    with Pipeline(package, ["cpu"], "sequential", threads=1) as pipe:
+        pipe.run([batch])
+        trained = watch_training(list(package), batch, pipe, "cpu")
+    assert (whole.weights, whole.gradients, whole.optimizer) == (trained.weights, trained.gradients, trained.optimizer)
+    assert whole.peak == pytest.approx(trained.peak, rel=0.05)
+    if method != "bp":
+        stages = pipeal.stage_memory(package, batch, [1, 3], threads=1)
+        assert sum(stage.weights for stage in stages) == whole.weights
+        assert stages[0].peak < stages[1].peak < whole.peak
+        with pytest.raises(PlacementError, match="cover 3 layers, but the package has 4"):
+            pipeal.stage_memory(package, batch, [1, 2])
 
 
 @given(st.lists(BLOCK, min_size=1, max_size=6))

@@ -2,33 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from pipeal.core.host_memory import give_freed_memory_back
-from pipeal.core.modules import module_of
-from pipeal.core.options import EngineOptions
+from pipeal.core.modules import layers_of, module_of
+from pipeal.core.options import EngineOptions, with_keywords
 from pipeal.core.protocols import TrainableLayer
+from pipeal.core.samples import pair_of
 from pipeal.core.thin import nearest, rounded
 from pipeal.core.tree import Tree, map_tensors, move
+from pipeal.engine.checks import require_layers
 from pipeal.engine.devices import Device, open_device, parse_device
 from pipeal.engine.pipeline import Pipeline
 from pipeal.engine.runner.precision import make_ready, settings
 from pipeal.engine.schedule import Action
+from pipeal.engine.sizes import check_sizes, layers_of_stages
 from pipeal.engine.state.layer_state import layer_state
 from pipeal.engine.state.stateful import stateful
 from pipeal.planning.measure.allocations import Allocations, Levels, bytes_by_place
 from pipeal.planning.measure.layers import uncollected
 from pipeal.planning.measure.resident import Resident, untouched_bytes
-from pipeal.planning.pure.memory import BlockMemory, Parts
+from pipeal.planning.pure.memory import WAYS, BlockMemory, Parts
+
+
+def stage_memory(
+    model: nn.Module | Iterable[TrainableLayer],
+    batch: Any,
+    sizes: Sequence[int] | None = None,
+    *,
+    device: str = "cpu",
+    options: EngineOptions | None = None,
+    **keywords: Any,
+) -> list[Parts]:
+    """What each stage holds while a pipeline trains on a batch, under ``sequential`` or ``pipelined``.
+
+    Packets that wait between stages are not among it.
+
+    Args:
+        model: As for :class:`pipeal.Pipeline`; copies of its layers are trained, one at a time.
+        batch: A pair ``(x, y)``, or an object with attributes ``x`` and ``y``.
+        sizes: How many layers each stage has; None for one stage of all.
+        device: Where to measure.
+        options: Those of the pipeline, of which the precision, the format of packets, ``within_stage`` and
+            ``offload="disk"`` count.
+        keywords: As for :class:`pipeal.Pipeline`.
+
+    Returns:
+        Bytes by part and at most (``peak``), for each stage.
+
+    Raises:
+        PlacementError: The sizes do not cover the layers.
+        DataError: The batch is no pair.
+    """
+    options, layers = with_keywords(options, keywords), deepcopy(layers_of(model))
+    require_layers(layers)
+    sizes = check_sizes([len(layers)] if sizes is None else sizes, len(layers), 1 if sizes is None else len(sizes))
+    (blocks,) = measure_blocks(layers, [pair_of(batch)], options, device=device)
+    way = WAYS["AL offloaded" if options.offload == "disk" else f"AL by {options.within_stage or 'layer'}"]
+    return [way.parts([blocks[number] for number in numbers]) for numbers in layers_of_stages(sizes)]
 
 
 def measure_blocks(
