@@ -6,8 +6,14 @@ layers of a network; see :func:`pipeal.methods.make_layers`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from pipeal.core.errors import ConfigError, name_of, unknown_name
+
+Maker: TypeAlias = Callable[..., Iterable[Any]]
+"""What makes the layers of a method, ``make_layers(network, lr, optimizer, **options)``."""
 
 COMPARE = "compare"
 """The mode that trains several methods side by side."""
@@ -127,6 +133,25 @@ COMPARED = (DEFAULT.name, BASELINE.name)
 
 MODES = (*METHODS, COMPARE)
 """What ``--method``, or ``--mode``, takes."""
+
+
+def method_of(given: str | Maker) -> Method:
+    """What is known of a method: of one that is a function, which is not listed here, its name alone.
+
+    Raises:
+        ConfigError: There is none of this name, or it is no function.
+    """
+    if isinstance(given, str):
+        if given not in METHODS:
+            raise ConfigError(unknown_name("method", given, METHODS))
+        return METHODS[given]
+    if isinstance(given, type) or not callable(given):
+        raise ConfigError(
+            f"method is {name_of(given)}; expected a name, such as 'greedy', or a function make_layers(network, lr, "
+            "optimizer), which yields a layer for each of network.parts()"
+        )
+    name = getattr(given, "__name__", type(given).__name__)
+    return Method(name, name, f"{name} form", ())
 
 
 def with_all(names: tuple[str, ...]) -> str:

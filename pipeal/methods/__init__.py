@@ -19,7 +19,7 @@ from inspect import Parameter, signature
 from typing import Any
 
 from pipeal.core.errors import ConfigError, unknown_name
-from pipeal.core.methods import METHODS, Method
+from pipeal.core.methods import Maker, Method, method_of
 from pipeal.core.protocols import TrainableLayer
 from pipeal.methods.layer import LocalLayer
 from pipeal.methods.network import Network, Part, Unit
@@ -29,7 +29,7 @@ __all__ = ["Network", "Part", "Unit", "make_layers"]
 
 
 def make_layers(
-    method: str,
+    method: str | Maker,
     network: Network,
     lr: LearningRates = 1e-3,
     optimizer: OptimizerFactory | None = None,
@@ -38,7 +38,7 @@ def make_layers(
     """The layers that train a network by a method, each made when it is asked for.
 
     Args:
-        method: A name of :data:`pipeal.core.methods.METHODS`.
+        method: A name of :data:`pipeal.core.methods.METHODS`, or a function as the ``make_layers`` of these.
         network: What is to learn; its blocks are made, in order, with weights of their own.
         lr: The learning rate; methods with a label side also take one per side, ``{"enc": …, "ae": …}``.
         optimizer: Called as ``optimizer(parameter_groups, lr=…)``, for each optimizer of each layer; fused Adam if
@@ -49,16 +49,17 @@ def make_layers(
         ConfigError: The rate, the optimizer, an option or the network is none that the method can use.
     """
     # By name: a method is one line in pipeal.core.methods, and none is imported before it is asked for.
-    module = f"{__name__}.{METHODS[method].module}"
-    make = _maker_in(module, method)
+    known_as = method_of(method)
+    make = _maker_in(f"{__name__}.{known_as.module}", method) if isinstance(method, str) else method
+    name = known_as.name
     parameters = [*signature(make).parameters.values()][3:]  # after the network, the rate, the optimizer
     known = [one.name for one in parameters if one.kind in (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)]
     for option in options:
         if option not in known:
             raise ConfigError(
-                unknown_name(f"option of {method}", option, known) if known else f"{method} has no option {option!r}"
+                unknown_name(f"option of {name}", option, known) if known else f"{name} has no option {option!r}"
             )
-    return _told_losses(METHODS[method], make(network, lr, optimizer, **options))
+    return _told_losses(known_as, make(network, lr, optimizer, **options))
 
 
 def _maker_in(name: str, method: str) -> Callable[..., Iterable[TrainableLayer]]:
@@ -75,8 +76,8 @@ def _maker_in(name: str, method: str) -> Callable[..., Iterable[TrainableLayer]]
 
 
 def _told_losses(method: Method, layers: Iterable[TrainableLayer]) -> Iterator[TrainableLayer]:
-    """The same layers, which know how many losses their method has names for."""
+    """The same layers, which know how many losses their method has names for, if it has any."""
     for layer in layers:
         if isinstance(layer, LocalLayer):
-            layer.most_losses = len(method.losses)
+            layer.most_losses = len(method.losses) or None
         yield layer

@@ -27,6 +27,53 @@ from pipeal.training.evaluation import accuracy
 BATCHES = [(torch.randn(6, 4), torch.arange(6) % 3) for _ in range(2)]
 
 
+class OfPart(LocalLayer):
+    def __init__(self, part: Any, classes: int, rate: float) -> None:
+        super().__init__()
+        self.f, self.pool, self.head = part.f, part.pool, part.linear_head(classes)
+        self.opt = open_optimizer(None, self, rate)
+
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        out = self.f(x)
+        self.keep(F.cross_entropy(self.head(out), y))
+        return out.detach(), y
+
+    def blocks(self) -> dict[Any, nn.Module]:
+        return {UP: self.f, TURN: self.head}
+
+
+def test_from_bp_takes_a_method_that_is_a_function() -> None:
+    """A method had to be a file of pipeal's own for a user's network to be trained by it."""
+
+    def mine(network: Network, lr: Any, optimizer: OptimizerFactory | None, slower: float = 1.0) -> Iterator[OfPart]:
+        for part in network.parts():
+            yield OfPart(part, network.outputs, lr / slower)
+
+    found = []
+    for method in (mine, "greedy"):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU())
+        package = ALPackage.from_bp(net, BATCHES[0][0], 3, split=2, method=method)
+        with Pipeline(package, "cpu*2", threads=1) as pipe:
+            pipe.run(BATCHES)
+            assert pipe.predict(BATCHES[0][0]).shape == (6, 3)
+        found.append([*package.parameters()])
+    assert all(map(torch.equal, *found))
+    slow = ALPackage.from_bp(net, BATCHES[0][0], 3, split=2, method=mine, method_options={"slower": 4.0})
+    assert slow[0].opt.param_groups[0]["lr"] == 1e-3 / 4
+    for wrong, told in (
+        (OfPart, r"method is the class OfPart itself .*; expected a name, .* or a function make_layers\("),
+        (3, "method is int; expected a name"),
+        ("greddy", "unknown method 'greddy'; did you mean 'greedy'"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            ALPackage.from_bp(net, BATCHES[0][0], 3, split=2, method=wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="code is 8, which does nothing with method='mine'"):
+        ALPackage.from_bp(net, BATCHES[0][0], 3, split=2, method=mine, code=8)
+    with pytest.raises(ConfigError, match="unknown option of mine 'slwer'; did you mean 'slower'"):
+        ALPackage.from_bp(net, BATCHES[0][0], 3, split=2, method=mine, method_options={"slwer": 4.0})
+
+
 class Own(LocalLayer):
     """A probe and the squares of the features; mistakes are made in its subclasses."""
 

@@ -24,7 +24,6 @@ from torch.nn.utils.rnn import PackedSequence
 from pipeal.core.errors import ConfigError, first_line, listed
 from pipeal.core.materialize import InitWeights, is_on_meta
 from pipeal.core.messages import tell_once
-from pipeal.core.methods import METHODS
 from pipeal.core.modules import device_of
 from pipeal.core.tree import Tree, batch_size, describe, map_tensors, move, shapes_of, tensors
 from pipeal.core.weights import Given, Weights
@@ -96,7 +95,7 @@ def _convert(
     *,
     on_meta: bool,
 ) -> tuple[list[LocalLayer], list[LayerShapes], list[str]]:
-    parts = [_whole(model, sample)] if METHODS[how.method].is_whole else _parts(model, split, sample)
+    parts = [_whole(model, sample)] if how.known.is_whole else _parts(model, split, sample)
     own = _own_blocks(how.blocks, len(parts))
     pools = _pools(how.pool, len(parts))
     parts = [replace(part, module=own[number].get("f", part.module)) for number, part in enumerate(parts)]
@@ -136,7 +135,7 @@ def _cuts(model: Model, split: Sequence[str] | int | None, parts: Sequence[Part]
 
 def _tell_of_classifier(how: Conversion, last: Forward) -> None:
     """Says where the last bridge of AL is given no more than the network's own answer: it learns late through that."""
-    if not METHODS[how.method].has_labels or how.task != "classification" or "b" in last.own:
+    if not how.known.has_labels or how.task != "classification" or "b" in last.own:
         return
     width = last.out.shape[1] if isinstance(last.out, Tensor) and last.out.dim() == 2 else None
     if width == how.outputs and width < (how.code or POOLED_CODE):
@@ -192,7 +191,7 @@ def _layers(
         places = Places.of(how, pieces[-1].out)
         sides = EachPlace(how, places, batch_size(pieces[-1].out), len(pieces))
     network = as_network(how, sample, pieces, sides, places)
-    has_labels = METHODS[how.method].has_labels
+    has_labels = how.known.has_labels
     layers, shapes = list[LocalLayer](), list[LayerShapes]()
     made: Iterator[Any] = make_layers(how.method, network, how.lr, how.optimizer, **how.method_options)
     for piece in pieces:

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from pipeal.core.errors import ConfigError, first_line
 from pipeal.core.materialize import is_on_meta, reset_of
-from pipeal.core.methods import METHODS
 from pipeal.core.tree import Tree, describe, map_tensors, shapes_of
 from pipeal.methods.al.answer_losses import ClassLoss, NumbersLoss, PlaceLoss
 from pipeal.methods.al.bridges import vectors_from
@@ -44,7 +43,7 @@ def as_network(
         sides: What builds AL's encoder and label sides.
         places: Where the network answers, if it does so at each place.
     """
-    method, last = METHODS[how.method], pieces[-1]
+    method, last = how.known, pieces[-1]
     features = [map_tensors(_one_sample, piece.gives) for piece in pieces]
     pools = _Pools(how, pieces, features, places)
     has_head = _is_answer(last.picked(None)[1], how.outputs, places)

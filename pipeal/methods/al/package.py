@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pipeal.core.errors import ConfigError, LayerError, PlacementError, name_of
 from pipeal.core.materialize import InitWeights, check_fillable, materialize
-from pipeal.core.methods import DEFAULT
+from pipeal.core.methods import DEFAULT, Maker
 from pipeal.core.modules import device_of, layers_of, module_of
 from pipeal.core.protocols import DOWN, TURN, UP, TrainableLayer
 from pipeal.core.rng import check_seed
@@ -72,7 +72,7 @@ class ALPackage(nn.Module):
         *,
         task: Task | PerPlace = "classification",
         split: Sequence[str] | int | None = None,
-        method: str = DEFAULT.name,
+        method: str | Maker = DEFAULT.name,
         method_options: Mapping[str, Any] | None = None,
         code: int | None = None,
         hidden: int | None = None,
@@ -156,8 +156,9 @@ class ALPackage(nn.Module):
                 they are handed on, detached, as a tuple that begins with what the named submodule takes
                 (:mod:`pipeal.methods.cutting.graph`). How many devices train the layers is :class:`pipeal.Pipeline`'s
                 choice.
-            method: A name of :data:`pipeal.core.methods.METHODS`. ``code``, ``hidden``, ``labels``, ``bridges`` and
-                ``blocks`` are AL's alone, and ``bp`` leaves ``split`` aside.
+            method: A name of :data:`pipeal.core.methods.METHODS`, or a function ``make_layers(network, lr, optimizer)``
+                of your own, which yields a layer for each of ``network.parts()``. ``code``, ``hidden``, ``labels``,
+                ``bridges`` and ``blocks`` are AL's alone, and ``bp`` leaves ``split`` aside.
             method_options: The method's own, as keyword arguments of its ``make_layers``.
             code: The width of the label codes; None for 128, or ``per-place`` for four times as many as there are
                 classes, at most 512.

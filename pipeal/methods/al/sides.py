@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeal.core.errors import ConfigError, check_named, is_whole
-from pipeal.core.methods import DEFAULT, METHODS
+from pipeal.core.methods import DEFAULT, Maker, Method, method_of
 from pipeal.core.tree import Tree, describe, shapes_of
 from pipeal.methods.al.bridges import BridgeStyle, Pool, as_module, bridge_for, tried
 from pipeal.methods.al.codes import TASKS, LabelStyle, Task, recode_side, target_side
@@ -49,7 +49,7 @@ class Conversion:
 
     outputs: int
     task: Task | PerPlace = "classification"
-    method: str = DEFAULT.name
+    method: str | Maker = DEFAULT.name
     method_options: Mapping[str, Any] = field(default_factory=dict)
     code: int | None = None
     hidden: int | None = None
@@ -80,10 +80,14 @@ class Conversion:
         per_place = {"class_dim": None, "ignore_index": None}
         whole = {"labels": "inverse", "bridges": "pooled"}
         self._refuse(whole if self.task == "per-place" else per_place, f"task={self.task!r}")
-        check_named("method", self.method, METHODS)
-        if not METHODS[self.method].has_labels:
-            self._refuse({"code": None, "hidden": None, **whole, "blocks": None}, f"method={self.method!r}")
+        if not self.known.has_labels:
+            self._refuse({"code": None, "hidden": None, **whole, "blocks": None}, f"method={self.known.name!r}")
             self._check_ignored()
+
+    @property
+    def known(self) -> Method:
+        """What is known of the method."""
+        return method_of(self.method)
 
     @property
     def ignored(self) -> int:
@@ -99,10 +103,10 @@ class Conversion:
 
     def _check_ignored(self) -> None:
         """A method may look at labels itself, where below zero is none; the one loss of a whole network does not."""
-        if self.ignore_index is not None and self.ignore_index >= 0 and not METHODS[self.method].is_whole:
+        if self.ignore_index is not None and self.ignore_index >= 0 and not self.known.is_whole:
             raise ConfigError(
-                f"ignore_index is {self.ignore_index}; expected a number below 0 with method={self.method!r}, whose "
-                f"layers take labels as they are: give y.masked_fill(y == {self.ignore_index}, {_IGNORED})"
+                f"ignore_index is {self.ignore_index}; expected a number below 0 with method={self.known.name!r}, "
+                f"whose layers take labels as they are: give y.masked_fill(y == {self.ignore_index}, {_IGNORED})"
             )
 
 
