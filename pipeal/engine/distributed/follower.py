@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from time import perf_counter
 from typing import Any, TypeAlias
 
@@ -52,7 +52,9 @@ class Server:
         self.node = node
         self._on_snapshot = on_snapshot
         self._feed = feed
-        self._batches: Iterator[Any] = iter(())
+        self._batches: Iterator[Any] | None = None
+        self._feeding = threading.Lock()
+        self._feeds_on = True
         self._snapshots: Any = Link(_WAITING_SNAPSHOTS)  # and None after the last one
         self._dismissed = threading.Event()
         self.verdict: BaseException | None = None
@@ -88,8 +90,8 @@ class Server:
                 raise
             raise failure from error
         finally:
+            self._close_feed()
             node.end()
-            node.has_ended("orders", STOP_S)  # and has closed the feed, unless its next batch is still being made
 
     def _start(self) -> None:
         node = self.node
@@ -105,7 +107,7 @@ class Server:
                 **node.requests.handlers(orders),
                 CLOSE: node.hear_close,
             }
-            node.receive("orders", node.orders, [0], handlers, at_end=self._drop_feed)
+            node.receive("orders", node.orders, [0], handlers)
         node.start(self._snapshot_came)
 
     def _beat(self) -> None:
@@ -214,11 +216,14 @@ class Server:
     def _begin_feed(self, message: Message) -> None:
         if self._feed is None:
             raise DataError("the first stage of a replica has nothing to feed it; pass serve(feed=...) on its rank")
-        self._drop_feed()
-        self._batches = iter(self._feed(message.facts["epoch"], message.facts["first"]))
+        with self._fed():
+            self._drop_feed()
+            self._batches = iter(self._feed(message.facts["epoch"], message.facts["first"]))
 
     def _take(self, message: Message) -> None:
-        facts, found = message.facts, self._next()
+        facts = message.facts
+        with self._fed():
+            found = None if self._batches is None else next(self._batches, None)
         if found is None:
             raise DataError(
                 f"the feed of {self.node.world.name_of(self.node.rank)} has no batch {facts['batch']}, but rank 0 has "
@@ -231,19 +236,38 @@ class Server:
 
     def _leave_out(self, message: Message) -> None:
         for _ in range(message.facts["count"]):
-            self._next()
+            with self._fed():
+                if self._batches is not None:
+                    next(self._batches, None)
             self.node.progress.moved()
 
-    def _next(self) -> Any:
-        """The next batch of the feed; None where there is none.
+    @contextmanager
+    def _fed(self) -> Iterator[None]:
+        """The feed is one thread's at a time; whoever uses it last, when the pipeline has ended, closes it.
 
         Raises:
-            Stopped: The pipeline has ended, though orders may have come before that.
+            Stopped: The pipeline has ended.
         """
-        if self.node.progress.stopped:
-            raise Stopped
-        return next(self._batches, None)
+        with self._feeding:
+            if not self._feeds_on:
+                raise Stopped
+            try:
+                yield
+            finally:
+                if not self._feeds_on:
+                    self._drop_feed()
+
+    def _close_feed(self) -> None:
+        """A feed whose next batch is still being made closes when that is there."""
+        self._feeds_on = False
+        if self._feeding.acquire(timeout=STOP_S):
+            try:
+                self._drop_feed()
+            finally:
+                self._feeding.release()
 
     def _drop_feed(self) -> None:
-        before, self._batches = self._batches, iter(())
-        getattr(before, "close", lambda: None)()
+        close = getattr(self._batches, "close", None)
+        self._batches = None
+        if close is not None:
+            close()

@@ -135,19 +135,11 @@ class Node:
         handlers: Mapping[str, Handler],
         *,
         drop: Callable[[Message], object] | None = None,
-        at_end: Callable[[], None] = lambda: None,
     ) -> None:
         """Starts an I/O thread that receives what comes over a wire from some peers, until all have closed it."""
         failed, dropped = self.progress.fail, drop or wire.drop
         unclosed = self._unclosed[name] = set(peers)
-
-        def work() -> None:
-            try:
-                receive_all(wire, handlers, failed, drop=dropped, unclosed=unclosed)
-            finally:
-                at_end()
-
-        self.run(name, work)
+        self.run(name, lambda: receive_all(wire, handlers, failed, drop=dropped, unclosed=unclosed))
 
     def run(self, name: str, work: Callable[[], None]) -> None:
         """Starts any I/O thread."""
