@@ -12,17 +12,16 @@ tuple that begins with what the named submodule takes::
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from torch import Tensor, fx, nn
 
 from pipeal.core.errors import ConfigError
-from pipeal.core.materialize import is_on_meta
 from pipeal.core.tree import Tree
 from pipeal.methods.cutting.calling import Called
-from pipeal.methods.cutting.crossing import Kind, answer_of, batch_dims, crossing_at, masks_of, reads_shape, writes
+from pipeal.methods.cutting.crossing import Kind, answer_of, batch_dims, crossing_at, masks_of, reads_shape
 from pipeal.methods.cutting.gradients import of_weights_alone, refuse_lost_gradients, unreached
 from pipeal.methods.cutting.piece import (
     Piece,
@@ -64,13 +63,9 @@ def cut_graph(model: nn.Module, split: Sequence[str], sample: Tree = None) -> li
             if kinds[node] == "value" and node in dims:
                 kinds[node] = _kind(traced.values[node], dims[node])
     built = []
-    fetched = set[str]()
     for number, following in zip(numbers, [*numbers[1:], None], strict=True):
         leaving = answer_of(traced, masks) if following is None else crossing[following]
-        part = _extract(graph, piece_of, number, crossing.get(number), leaving, dims)
-        names = {str(node.target) for node in part.nodes if node.op == "get_attr"}
-        piece = _assemble(part, root, {name for name in names & fetched if _is_constant(traced, name)})
-        fetched |= names
+        piece = _assemble(_extract(graph, piece_of, number, crossing.get(number), leaving, dims), root)
         if leaving is not None and len(leaving) > 1:
             piece.hands_on = tuple(map(_value_name, leaving))
             piece.unreached = unreached(traced, piece_of, number, leaving, masks)
@@ -211,27 +206,15 @@ def _extract(
     return part
 
 
-def _is_constant(traced: Traced, name: str) -> bool:
-    """Whether a tensor is no weight, is real, and the forward only reads it, so that each piece can have a copy."""
-    held = operator.attrgetter(name)(traced.root)
-    if not isinstance(held, Tensor) or isinstance(held, nn.Parameter) or is_on_meta(traced.root):
-        return False
-    targets = (node.args[0] for node in traced.graph.nodes if writes(node))
-    written = [traced.values.get(one) if isinstance(one, fx.Node) else None for one in targets]
-    memory = held.untyped_storage().data_ptr()
-    return all(isinstance(one, Tensor) and one.untyped_storage().data_ptr() != memory for one in written)
-
-
-def _assemble(part: fx.Graph, root: nn.Module, copied: Collection[str]) -> Piece:
-    """A module of a graph; what it holds is called as in the model, and is the model's, but for what is copied."""
+def _assemble(part: fx.Graph, root: nn.Module) -> Piece:
+    """A module of a graph; what it holds is called as in the model."""
     held: dict[str, Any] = {}
     unsaved = []
     for node in part.nodes:
         if node.op in ("call_module", "get_attr"):
             owner, _, field = node.target.rpartition(".")
             is_unsaved = node.target != FLAG and field in root.get_submodule(owner)._non_persistent_buffers_set
-            found: Any = TrainingFlag() if node.target == FLAG else operator.attrgetter(node.target)(root)
-            found = found.clone() if node.target in copied else found
+            found = TrainingFlag() if node.target == FLAG else operator.attrgetter(node.target)(root)
             node.target = _own_name(node.target)
             held[node.target] = found
             unsaved += [node.target] if is_unsaved else []
