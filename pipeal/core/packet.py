@@ -58,7 +58,7 @@ def _counter(tensor: Tensor) -> Tensor:
     """An empty tensor that shares another's count of writes. With a weak reference to that, other threads race: the
     backward of the stage before lets go of it without Python's lock, and of what the reference had just brought."""
     found = tensor.detach()
-    with suppress(RuntimeError, ValueError):  # a nested or a quantized one is kept
+    with suppress(Exception):  # one that has no empty one of its kind, such as a nested one, is kept
         found.data = tensor.new_empty(0)
     return found
 

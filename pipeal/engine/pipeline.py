@@ -278,6 +278,8 @@ class Pipeline:
         """
         if not is_whole(count, 0):
             raise ValueError(f"cannot skip {count!r} batches; expected a whole number, at least 0")
+        if self._executor is not None:
+            self._count(self._executor)
         self.next_batch += count
 
     def drain(self) -> RunReport:
@@ -457,8 +459,8 @@ class Pipeline:
             self._count(executor)
 
     def _count(self, executor: Executor) -> None:
-        """Counts the batch that was handed over last, once. A signal may come right after that: its handler saves, or
-        it is a Ctrl-C, after which the caller does."""
+        """Counts the batch that was handed over last, unless that was done. A signal may come in between: its handler
+        or, after a Ctrl-C, the caller asks for something that counts."""
         if executor.submitted > self._sequence:
             number, updates, samples = self._handed_over
             self._sequence, self.next_batch, self.gathers = self._sequence + 1, number + 1, not updates
@@ -474,7 +476,6 @@ class Pipeline:
 
     def _snapshot(self, note: Any = None) -> Snapshot:
         executor = self._open()
-        self._count(executor)
         self._require_even()
         self._require_update("what was learnt cannot be saved")
         if self._begin is None:
@@ -569,6 +570,7 @@ class Pipeline:
         refuse_on_worker(self.stages)
         if self._executor is None:
             raise ScheduleError("the pipeline is not open: `with Pipeline(...) as pipe:`, or once more `with pipe:`")
+        self._count(self._executor)
         return self._executor
 
     def _leave_stages(self, failure: BaseException | None) -> None:

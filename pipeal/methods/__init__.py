@@ -18,7 +18,7 @@ from importlib import import_module
 from inspect import Parameter, signature
 from typing import Any
 
-from pipeal.core.errors import ConfigError, unknown_name
+from pipeal.core.errors import ConfigError, name_of, unknown_name
 from pipeal.core.methods import Maker, Method, method_of
 from pipeal.core.protocols import TrainableLayer
 from pipeal.methods.layer import LocalLayer
@@ -52,14 +52,20 @@ def make_layers(
     known_as = method_of(method)
     make = _maker_in(f"{__name__}.{known_as.module}", method) if isinstance(method, str) else method
     name = known_as.name
-    parameters = [*signature(make).parameters.values()][3:]  # after the network, the rate, the optimizer
-    known = [one.name for one in parameters if one.kind in (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)]
+    parameters = [*signature(make).parameters.values()]
+    known = [
+        one.name for one in parameters[3:] if one.kind in (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    takes_any = any(one.kind is Parameter.VAR_KEYWORD for one in parameters)
     for option in options:
-        if option not in known:
+        if option not in known and not takes_any:
             raise ConfigError(
                 unknown_name(f"option of {name}", option, known) if known else f"{name} has no option {option!r}"
             )
-    return _told_losses(known_as, make(network, lr, optimizer, **options))
+    made = make(network, lr, optimizer, **options)
+    if not isinstance(made, Iterable):
+        raise ConfigError(f"the method {name} returned {name_of(made)}; expected a layer for each of network.parts()")
+    return _told_losses(known_as, made)
 
 
 def _maker_in(name: str, method: str) -> Callable[..., Iterable[TrainableLayer]]:
@@ -78,6 +84,11 @@ def _maker_in(name: str, method: str) -> Callable[..., Iterable[TrainableLayer]]
 def _told_losses(method: Method, layers: Iterable[TrainableLayer]) -> Iterator[TrainableLayer]:
     """The same layers, which know how many losses their method has names for, if it has any."""
     for layer in layers:
+        if not callable(getattr(layer, "inference", None)):
+            raise ConfigError(
+                f"the method {method.name} made {name_of(layer)}; expected a layer that trains itself "
+                "(pipeal.core.protocols.TrainableLayer)"
+            )
         if isinstance(layer, LocalLayer):
             layer.most_losses = len(method.losses) or None
         yield layer

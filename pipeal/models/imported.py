@@ -201,13 +201,14 @@ class Imported:
     def _by_cost(self, network: nn.Module, sample: Tensor) -> list[str]:
         """Where parts of about equal cost begin; costs are counted, so that they are the same in every process."""
         key = (self.name, self.classes, self.size, self.parts)
+        refusal = None
         for count in (self.parts,) if self.parts else range(USUAL_PARTS, 1, -1):  # as many as there can be
             try:
                 if key not in _BY_COST:
                     _BY_COST[key] = names_for(network, count, sample, asked="model.parts")
             except ConfigError as error:
-                refusal = error
-        if key not in _BY_COST:
+                refusal = refusal or error
+        if refusal is not None and key not in _BY_COST:
             raise refusal
         return _BY_COST[key]
 

@@ -175,6 +175,7 @@ def test_a_link_to_nothing_is_a_broken_image(tmp_path):
     zipfile.ZipFile(zipped(tmp_path / "a.zip", cifar_images())).extractall(tmp_path)
     top = tmp_path / "cifar-10-images"
     (top / "README").symlink_to(tmp_path / "nowhere")
+    (top / "loop").symlink_to(top / "loop")
     assert len(load("cifar10", tmp_path).train) == 6
     (top / "train" / "cat" / "9.png").symlink_to(tmp_path / "nowhere.png")
     with pytest.raises(DataError, match=r"broken image train/cat/9\.png \(No such file or directory\)"):

@@ -216,6 +216,19 @@ def test_an_iterator_that_cannot_be_read_again_gives_batches_but_no_state():
     assert list(once) == whole
 
 
+def test_a_source_that_cannot_go_where_it_should_leaves_no_position():
+    """The stream went on from where the source had come to, under positions of before."""
+    source = Counting([1, 2, 3, 4])
+    refusing = stream(source)
+    state = refusing.getstate()
+    source.setstate = lambda _: {}["the disk"]
+    for wanted in (lambda: refusing.setstate(state), lambda: next(refusing)):
+        with pytest.raises(KeyError, match="the disk"):
+            wanted()
+    with pytest.raises(ScheduleError, match="no state after a failure"):
+        refusing.getstate()
+
+
 def test_an_iterator_that_cannot_be_read_again_does_not_pretend_to_go_back():
     """It read on from where it stood, and gave other samples under the positions of the state."""
     running = stream(VARIED)

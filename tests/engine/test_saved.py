@@ -18,6 +18,7 @@ from torch.nn.parameter import is_lazy
 from pipeal import AE, AL, ENC, ALPackage, ConfigError, DataError, LabelAE, Pipeline, ScheduleError
 from pipeal.core.packet import Packet
 from pipeal.engine import SCHEDULES
+from pipeal.engine.execution.executors import Executor
 from pipeal.engine.runner import precision as settings
 from pipeal.engine.state.layer_state import layer_state, load_layer_states
 
@@ -246,6 +247,39 @@ def test_a_signal_right_after_a_batch_was_handed_over_finds_it_counted(tmp_path:
         found = small(1)
         assert Pipeline.load(file, found, "cpu").next_batch == 2
         assert values(found) == values(wanted)
+
+
+@pytest.mark.parametrize("schedule", ["sequential", "pipelined"])
+def test_a_ctrl_c_amid_the_count_leaves_no_batch_uncounted(tmp_path: Path, schedule: str) -> None:
+    """Symptoms: a batch submitted after it got the number of that before, and was waited for in vain; what was saved
+    after the ``with`` counted one too few; a file that was loaded after it counted one too many."""
+    pipe = Pipeline(small(), "cpu*3", schedule, threads=1)
+    count = pipe._count
+
+    def cut_off(executor: Executor) -> None:
+        if executor.submitted > pipe._sequence:
+            raise ZeroDivisionError  # pytest ends by a KeyboardInterrupt
+        count(executor)
+
+    def interrupted(number: int) -> None:
+        with patch.object(pipe, "_count", cut_off), pytest.raises(ZeroDivisionError):
+            pipe.submit(*data(number + 1)[number])
+
+    with pipe:
+        pipe.submit(*data(1)[0])
+        pipe.save(tmp_path / "first")
+        interrupted(1)
+        pipe.submit(*data(3)[2])
+        assert pipe.drain().batches == pipe.next_batch == 3
+        interrupted(3)
+        pipe.load(tmp_path / "first")
+        assert pipe.snapshot().batch == 1
+        interrupted(1)
+        pipe.skip(2)
+        assert pipe.next_batch == 4
+        interrupted(2)
+    pipe.save(tmp_path / "end")
+    assert Pipeline.load(tmp_path / "end", small(), "cpu").next_batch == 5
 
 
 @pytest.mark.parametrize("schedule", ["sequential", "pipelined"])

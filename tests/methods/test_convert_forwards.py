@@ -252,34 +252,6 @@ def test_a_step_on_buffers_is_taken_where_it_stands() -> None:
         torch.testing.assert_close(nn.Sequential(*parts)(x), network(x))
 
 
-class Causal(Net):
-    """All its layers read one buffer, as blocks read a mask; written to, or not."""
-
-    def __init__(self, write: Callable[[Tensor], object] = lambda _: None) -> None:
-        super().__init__()
-        self.register_buffer("mask", torch.rand(4))
-        self.write = write
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in (self.a, self.b, self.c):
-            x = layer(x) * self.mask
-        self.write(self.mask)
-        return x * torch.tensor([1.0, 2.0, 3.0, 4.0])
-
-
-def test_each_part_has_a_copy_of_a_buffer_that_the_forward_only_reads() -> None:
-    """A mask that all blocks are given was refused as one that layers would share."""
-    network, x = Causal(), torch.rand(2, 4)
-    package = ALPackage.from_bp(network, x, 3, split=["b", "c"], method="greedy")
-    parts = [next(layer.children()) for layer in package]
-    assert all(torch.equal(part.get_buffer("mask"), network.mask) for part in parts)
-    assert parts[0].get_buffer("mask") is network.mask
-    torch.testing.assert_close(nn.Sequential(*parts)(x), network(x))
-    for write in (lambda mask: mask.add_(1), lambda mask: mask[1:].mul_(2)):
-        with pytest.raises(ConfigError, match="layers 0 and 1 would share a buffer"):
-            ALPackage.from_bp(Causal(write), x, 3, split=["b", "c"])
-
-
 class Reverse(torch.autograd.Function):
     """Turns gradients around, as domains are made alike."""
 
@@ -308,6 +280,19 @@ def test_a_function_of_ones_own_keeps_its_backward_between_the_cuts() -> None:
     gradients = dict(nn.ModuleList(parts).named_parameters())
     assert all(torch.equal(gradients[f"{int(n[0] == 'c')}.{n}"].grad, w.grad) for n, w in twin.named_parameters())
     assert torch.autograd.Function.apply == before
+
+
+class Sliced(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(self.b(self.a(x[:, :4])))
+
+
+def test_a_forward_may_slice_its_input() -> None:
+    """Before Python 3.12 a slice has no hash: ``TypeError: unhashable type: 'slice'``."""
+    x = torch.rand(2, 6)
+    network = Sliced()
+    parts = [part.module for part in cut(network, ["b"], x)]
+    torch.testing.assert_close(nn.Sequential(*parts)(x), network(x))
 
 
 class Late(Net):

@@ -280,6 +280,28 @@ def test_a_method_without_what_makes_its_layers_is_told(monkeypatch: pytest.Monk
         make_layers("own", None)  # type: ignore[arg-type]
 
 
+def test_a_function_that_makes_no_layer_for_each_part_is_told() -> None:
+    net, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), torch.randn(2, 4)
+
+    def taken(made: Callable[..., Any]) -> None:
+        ALPackage.from_bp(net, x, 3, split=["2"], method=made, method_options={"a": 1})
+
+    def alone(network: Network, lr: object, optimizer: object, **options: object) -> Iterator[Any]:
+        yield from list(make_layers("greedy", network))[:1]
+
+    def twice(network: Network, lr: object, optimizer: object, **options: object) -> Iterator[Any]:
+        yield from 2 * list(make_layers("greedy", network))
+
+    with pytest.raises(ConfigError, match=r"the method alone made 1 layers of 2 parts; expected one for each of"):
+        taken(alone)
+    with pytest.raises(ConfigError, match=r"the method twice made more layers of 2 parts; expected one for each of"):
+        taken(twice)
+    with pytest.raises(ConfigError, match=r"the method <lambda> returned .*; expected a layer for each of"):
+        taken(lambda *_, **__: None)
+    with pytest.raises(ConfigError, match=r"the method <lambda> made .*Linear.*; expected a layer that trains itself"):
+        taken(lambda *_, **__: [nn.Linear(4, 4)])
+
+
 def test_a_loss_without_a_name_is_told_at_the_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Symptom: ValueError of zip(), after the first epoch."""
     made_by(monkeypatch, 2)[0](*BATCHES[0])

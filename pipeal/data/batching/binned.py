@@ -137,7 +137,7 @@ class BinnedBatchIterator(Iterator[StreamBatch[T]]):
         if isinstance(self._failure, Exception):
             raise self._failure
         if self._failure is not None:
-            raise ScheduleError("interrupted within a batch; restore a state taken before")
+            raise ScheduleError("interrupted within a batch or a restore; restore a state taken before")
         try:
             return self._next()
         except StopIteration:
@@ -183,7 +183,8 @@ class BinnedBatchIterator(Iterator[StreamBatch[T]]):
         """
         if self._failure is not None:
             raise ScheduleError(
-                f"no state after a failure ({type(self._failure).__name__}) within a batch; use one taken before it"
+                f"no state after a failure ({type(self._failure).__name__}) in a batch or a restore; "
+                "use one taken before it"
             )
         self._check_return()
         self._forget_marks()
@@ -215,7 +216,6 @@ class BinnedBatchIterator(Iterator[StreamBatch[T]]):
             )
         if checkpoint or self._read:
             self._check_return()
-        self._reader = reader_at(self._source, state["source"])
         self._bins: list[deque[tuple[int, int, T]]] = [deque() for _ in self._bound_list]
         # By falling age: samples are added in the order of their positions.
         self._waiting: dict[int, int] = {}
@@ -225,6 +225,7 @@ class BinnedBatchIterator(Iterator[StreamBatch[T]]):
         self.dropped = int(state["dropped"])
         self._read = int(state["mark"])
         try:
+            self._reader = reader_at(self._source, state["source"])
             self._read_again(state["read"], set(state["waiting"]))
         except BaseException as failure:
             self._failure = failure  # it stands nowhere: neither at this state nor at the beginning

@@ -184,7 +184,7 @@ def _is_plain(name: str) -> bool:
 def _stat(file: Path) -> os.stat_result:
     try:
         return file.stat()
-    except FileNotFoundError:
+    except OSError:  # what it leads to is not there, or is itself
         return file.lstat()
 
 

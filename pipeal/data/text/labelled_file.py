@@ -111,7 +111,7 @@ def _read(path: Path, text: Sequence[str], label: str) -> tuple[list[str], list[
                 f"{where}: {' and '.join(text)} {'is' if len(text) == 1 else 'are'} empty; fill in or delete it"
             )
         texts.append(joined)
-        # One text for all rows of a label: short texts take less room than their labels and places would.
+        # One object for all rows of a label: beside short texts, one for each would be half of what is held.
         labels.append(intern(_label(record[label], f"{where}: {label}")))
         found.setdefault(labels[-1], where)
     if not texts:

@@ -136,8 +136,11 @@ def _first_line(path: Path) -> tuple[bool, int]:
     lines = read_lines(path)
     first = next(lines, "").split()
     lines.close()
-    if len(first) == 2 and all(part.isdecimal() for part in first) and int(first[1]):
-        return True, int(first[1])
+    if len(first) == 2 and all(part.isdecimal() for part in first):
+        if int(first[1]) == 0 and int(first[0]) != 1:
+            raise DataError(f"{path}, line 1: vectors of dimension 0; fetch the file again")
+        if int(first[1]):
+            return True, int(first[1])
     # Counted from the end, since a word may hold spaces; a word that is a number itself is not one more.
     dim = 0
     while dim < len(first) - 1 and _is_number(first[-1 - dim]):

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -194,14 +195,21 @@ def _layers(
     has_labels = how.known.has_labels
     layers, shapes = list[LocalLayer](), list[LayerShapes]()
     made: Iterator[Any] = make_layers(how.method, network, how.lr, how.optimizer, **how.method_options)
-    for piece in pieces:
+    for number, piece in enumerate(pieces, start=1):
         with ExitStack() as around:
             if on_meta or not has_labels:  # what makes label sides and bridges moves them there by itself
                 around.enter_context(piece.device)
             if not has_labels:
                 around.enter_context(_default_type(piece.dtype))
-            layers.append(next(made))
+            layers += islice(made, 1)
+        if len(layers) < number:
+            break
         shapes.append(LayerShapes(shapes_of(piece.gives), shapes_of(sides.below)))
+    if len(layers) != len(pieces) or next(made, None) is not None:
+        raise ConfigError(
+            f"the method {how.known.name} made {'more' if len(layers) == len(pieces) else len(layers)} layers of "
+            f"{len(pieces)} parts; expected one for each of network.parts()"
+        )
     return layers, shapes if has_labels else find_shapes(layers, sample)
 
 

@@ -72,7 +72,8 @@ def masks_of(traced: Traced) -> list[fx.Node]:
             return bool(getattr(traced.root.get_submodule(str(node.target)), "gives_mask", False))
         if node.target is not operator.getitem or not isinstance(node.args[0], fx.Node):
             return False
-        return node.args[0].op == "placeholder" and node.args[1] in traced.root.masks
+        place = node.args[1]  # a slice has no hash before Python 3.12
+        return node.args[0].op == "placeholder" and isinstance(place, str | int) and place in traced.root.masks
 
     def on_words(node: fx.Node) -> fx.Node:
         if node.op == "call_module" or not traced.root.masks[node.args[1]]:  # type: ignore[index]

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import cache
+from dataclasses import dataclass
 from operator import attrgetter
 from types import TracebackType
 from typing import Any
@@ -256,11 +256,12 @@ def _functions_whole(tracer: _Tracer) -> Iterator[None]:
     weights in that would go unseen."""
     before = vars(torch.autograd.Function)["apply"]
 
-    def apply(cls: type[torch.autograd.Function], *args: Any) -> Any:
-        given = [leaf for leaf in pytree.tree_leaves(args) if not isinstance(leaf, Tensor | fx.Proxy)]
-        if not has_symbols(args) or any(map(callable, given)):
-            return before.__get__(None, cls)(*args)
-        return tracer.create_proxy("call_function", _applied(cls), args, {})
+    def apply(cls: type[torch.autograd.Function], *args: Any, **named: Any) -> Any:
+        leaves = pytree.tree_leaves((args, named))
+        given = [leaf for leaf in leaves if not isinstance(leaf, Tensor | fx.Proxy)]
+        if not has_symbols(leaves) or any(map(callable, given)):
+            return before.__get__(None, cls)(*args, **named)
+        return tracer.create_proxy("call_function", _Applied(cls), args, named)
 
     torch.autograd.Function.apply = classmethod(apply)
     try:
@@ -269,11 +270,15 @@ def _functions_whole(tracer: _Tracer) -> Iterator[None]:
         torch.autograd.Function.apply = before
 
 
-@cache
-def _applied(cls: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """What applies it, the same whenever it is asked for: fx wants a function that has a name."""
+@dataclass(frozen=True)
+class _Applied:
+    """What applies a function: fx wants one that has a name."""
 
-    def applied(*args: Any) -> Any:
-        return cls.apply(*args)
+    cls: type[torch.autograd.Function]
 
-    return applied
+    @property
+    def __name__(self) -> str:
+        return self.cls.__name__
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        return self.cls.apply(*args, **named)

@@ -49,7 +49,7 @@ def stage_memory(
     Packets that wait between stages are not among it.
 
     Args:
-        model: As for :class:`pipeal.Pipeline`; copies of its layers are trained, one at a time.
+        model: As for :class:`pipeal.Pipeline`; copies of its layers are made, and trained one at a time.
         batch: A pair ``(x, y)``, or an object with attributes ``x`` and ``y``.
         sizes: How many layers each stage has; None for one stage of all.
         device: Where to measure.
@@ -66,8 +66,10 @@ def stage_memory(
     """
     options, layers = with_keywords(options, keywords), deepcopy(layers_of(model))
     require_layers(layers)
-    sizes = check_sizes([len(layers)] if sizes is None else sizes, len(layers), 1 if sizes is None else len(sizes))
-    (blocks,) = measure_blocks(layers, [pair_of(batch)], options, device=device)
+    stages = len(sizes) if isinstance(sizes, Sequence) else 1
+    sizes = check_sizes([len(layers)] if sizes is None else sizes, len(layers), stages)
+    with torch.random.fork_rng([device] if parse_device(device).type == "cuda" else []):
+        (blocks,) = measure_blocks(layers, [pair_of(batch)], options, device=device)
     way = WAYS["AL offloaded" if options.offload == "disk" else f"AL by {options.within_stage or 'layer'}"]
     return [way.parts([blocks[number] for number in numbers]) for numbers in layers_of_stages(sizes)]
 
