@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from operator import attrgetter
 from types import TracebackType
 from typing import Any
@@ -255,13 +256,14 @@ def _functions_whole(tracer: _Tracer) -> Iterator[None]:
     its forward runs without gradients. One that is given a function, as of ``torch.utils.checkpoint``, does not, since
     weights in that would go unseen."""
     before = vars(torch.autograd.Function)["apply"]
+    applied = cache(_Applied)  # the same object wherever a graph calls one: fx tells names apart by that
 
     def apply(cls: type[torch.autograd.Function], *args: Any, **named: Any) -> Any:
         leaves = pytree.tree_leaves((args, named))
         given = [leaf for leaf in leaves if not isinstance(leaf, Tensor | fx.Proxy)]
         if not has_symbols(leaves) or any(map(callable, given)):
             return before.__get__(None, cls)(*args, **named)
-        return tracer.create_proxy("call_function", _Applied(cls), args, named)
+        return tracer.create_proxy("call_function", applied(cls), args, named)
 
     torch.autograd.Function.apply = classmethod(apply)
     try:
