@@ -50,22 +50,21 @@ class Executor(Protocol):
 
 
 class InlineExecutor:
-    """Runs each batch to its end in the caller's thread, in the schedule's own order."""
+    """Runs each batch to its end in the caller's thread, in the schedule's own order.
+
+    Attributes:
+        submitted: How many batches have come to their end.
+    """
 
     def __init__(self, stages: Sequence[Stage], schedule: Schedule, options: EngineOptions) -> None:
         self.stages = stages
         self.tasks = [(self.stages[task.stage], task.action) for task in schedule.order(len(stages), 1)]
-        self._ended = 0
+        self.submitted = 0
         self._failure: BaseException | None = None
         self._busy = False
         self._threads_before = torch.get_num_threads()
         if options.threads is not None:
             torch.set_num_threads(options.threads)
-
-    @property
-    def submitted(self) -> int:
-        """How many batches have come to their end."""
-        return self._ended
 
     def submit(self, packet: Packet) -> None:
         """Runs the batch; after a failure, which leaves layers half updated, raises it again."""
@@ -75,7 +74,7 @@ class InlineExecutor:
             for stage, action in self.tasks:
                 onward = stage.run(action, packet if action is Action.FORWARD else None)
                 packet = onward or packet
-            self._ended = packet.sequence + 1
+            self.submitted = packet.sequence + 1
         except BaseException as error:
             self._failure = error
             raise

@@ -195,15 +195,13 @@ def _layers(
     has_labels = how.known.has_labels
     layers, shapes = list[LocalLayer](), list[LayerShapes]()
     made: Iterator[Any] = make_layers(how.method, network, how.lr, how.optimizer, **how.method_options)
-    for number, piece in enumerate(pieces, start=1):
+    for piece in pieces:
         with ExitStack() as around:
             if on_meta or not has_labels:  # what makes label sides and bridges moves them there by itself
                 around.enter_context(piece.device)
             if not has_labels:
                 around.enter_context(_default_type(piece.dtype))
             layers += islice(made, 1)
-        if len(layers) < number:
-            break
         shapes.append(LayerShapes(shapes_of(piece.gives), shapes_of(sides.below)))
     if len(layers) != len(pieces) or next(made, None) is not None:
         raise ConfigError(

@@ -143,7 +143,8 @@ def called(model: nn.Module, sample: Tree) -> Called:
     by_name = [p.name for p in signature.parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     kinds = {p.kind for p in signature.parameters.values()}
     if inspect.Parameter.VAR_KEYWORD in kinds and isinstance(sample, Mapping) and {*required} <= {*sample, *given}:
-        by_name += map(str, sample if not places or not {*places}.isdisjoint(sample) else ())
+        names_one = not places or not {*places}.isdisjoint(sample)  # else the dict is an argument itself
+        by_name += map(str, sample) if names_one else ()
     if isinstance(sample, Mapping) and sample and all(key in by_name for key in sample):
         left = {key: given[key] for key in given if key not in sample}
         return Called(model, tuple(sample), left, _masks(zip(sample, sample, strict=True)))
