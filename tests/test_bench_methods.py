@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pipeal.core.errors import ConfigError, DataError
 from pipeal.engine import Pipeline
 from pipeal.models import CharDims, CharLMAL
-from tests.benches import Benches
+from tests.benches import BENCH, Benches
 
 SMALL = [
     *("--model", "lstm", "--parts", "2", "--threads", "1", "--precision", "fp32", "--limit-train", "40"),
@@ -376,3 +376,26 @@ def test_the_report_shows_shares_of_a_gain(bench: Benches, tmp_path: Path, capsy
         bench["methods_report"].main([str(path), "--gain-over", "bp-1"])
     assert ended.value.code == 2
     assert "bp model.layers=1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("page", "begin", "end"),
+    [
+        ("benchmarks", "### Other local methods", "## Speed"),
+        ("benchmarks", "## Vision", "Earlier, with what"),
+        ("language-model", "### With backpropagation's depth", "Three seeds of both forms"),
+    ],
+)
+def test_figures_of_the_pages_are_printed_from_kept_files(
+    bench: Benches, page: str, begin: str, end: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (BENCH.parents[1] / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    text = text[text.index(begin) : text.index(end)]
+    files = [str(path) for path in sorted((BENCH / "results").glob("methods-*.json"))]
+    for options in ([], ["--seeds", "3"]):
+        bench["methods_report"].main([*files, *options])
+    printed = capsys.readouterr().out
+    sd, interval = r"\d\.\d{4} ± \d\.\d{4}", r"[+−]\d+\.\d\d \([+−]\d+\.\d\d to [+−]\d+\.\d\d\)"
+    figures = re.findall(f"{sd}|{interval}", text)
+    assert len(figures) >= 6
+    assert [one for one in figures if one.replace("−", "-") not in printed] == []

@@ -1,6 +1,6 @@
 """What methods.py found: tables of what was learnt and what it costs, and a picture of both.
 
-    python scripts/bench/methods_report.py FILE [FILE …] [--plot FILE] [--gain-over CONTESTANT]
+    python scripts/bench/methods_report.py FILE [FILE …] [--plot FILE] [--gain-over CONTESTANT] [--seeds N]
 
 Files of the same data, model and budget are put together; others have a table, and a row of the picture, of their own.
 ``--gain-over "bp model.layers=1"`` also shows which share of what BP gains over that contestant each line gains.
@@ -51,21 +51,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--gain-over", metavar="CONTESTANT", help="one that BP gains something over, such as a shallow one"
     )
+    parser.add_argument("--seeds", type=int, metavar="N", help="of the seeds below N alone (all)")
     options = parser.parse_args(arguments)
     try:
-        report(options.files, options.plot, options.gain_over)
+        report(options.files, options.plot, options.gain_over, options.seeds)
     except PipealError as error:
         parser.exit(2, f"methods_report.py: {error}\n")
 
 
-def report(files: Iterable[Path], plot: Path | None, gain_over: str | None = None) -> None:
+def report(
+    files: Iterable[Path], plot: Path | None = None, gain_over: str | None = None, seeds: int | None = None
+) -> None:
     """Prints all of it, and draws what a picture is wanted of.
 
     Raises:
         DataError: A file is none that methods.py wrote.
         ConfigError: The contestant to gain something over is in none of them.
     """
-    tables = [Found(table) for table in joined(map(read_table, files))]
+    tables = [Found(table, seeds) for table in joined(map(read_table, files))]
     names = list(dict.fromkeys(line.name for table in tables for line in table.lines))
     if gain_over is not None and gain_over not in names:
         raise ConfigError(unknown_name("contestant", gain_over, names))
@@ -104,11 +107,13 @@ class Found:
 
     Args:
         table: As it stands in the file.
+        seeds: Only trainings of seeds below that count; None: all.
     """
 
-    def __init__(self, table: Facts) -> None:
+    def __init__(self, table: Facts, seeds: int | None = None) -> None:
         self.of, self.costs, self.times = table["of"], table["costs"], table["times"]
-        self.rows = [row_of(row) for row in table["rows"]]
+        rows = map(row_of, table["rows"])
+        self.rows = [row for row in rows if row.kind == "try" or seeds is None or row.seed < seeds]
 
     @property
     def is_loss(self) -> bool:
