@@ -22,7 +22,7 @@ from pipeal.engine.runner.parts import cut
 from pipeal.engine.sizes import layers_of_stages
 from pipeal.planning.measure.layers import count_bytes
 from pipeal.planning.pure.layer_cost import LayerCost
-from pipeal.planning.pure.memory import WAYS, BlockMemory
+from pipeal.planning.pure.memory import BlockMemory, way_of_layers
 from pipeal.run.build import Experiment
 from pipeal.run.opening import engine_options, new_layers, schedule_of
 from pipeal.training.exit_costs import inference_flops, learning_flops
@@ -161,7 +161,7 @@ def _at_once(rows: Sequence[LayerCost], config: RunConfig) -> tuple[int, int]:
     every = sum(row.parameter_bytes for row in rows)
     if sum(engine.sizes or (0,)) != len(rows):  # blocks of the one layer of a form that is whole
         return every, sum(row.activation_bytes for row in rows)
-    way = WAYS["AL by layer" if schedule_of(config).by_layer else "AL by stage"]
+    way = way_of_layers(schedule_of(config).within_stage)
     blocks = [BlockMemory(gradients=row.parameter_bytes, graph=row.activation_bytes) for row in rows]
     stages = [way.parts([blocks[number] for number in stage]) for stage in layers_of_stages(engine.sizes or ())]
     # Replicas average while the next layers are at work, and update last; a layer that leaves memory leaves it updated.

@@ -28,7 +28,7 @@ from pipeal.planning.pure.candidates import alone_s
 from pipeal.planning.pure.forecast import RIVALS, Forecast, Model, best_forecast
 from pipeal.planning.pure.hardware import PlannedDevice, Setup
 from pipeal.planning.pure.layer_cost import Costs, repeated, save_costs
-from pipeal.planning.pure.memory import WAYS
+from pipeal.planning.pure.memory import WAYS, way_of_layers
 from pipeal.reporting.tables import print_table
 from pipeal.reporting.timeline import busy_shares, steady, timeline_lines
 from pipeal.run.memory_rows import Built, forecast
@@ -229,8 +229,7 @@ def _memory(al: Outcome, config: RunConfig) -> Iterator[str]:
     _log.info(f"looking at the memory of each block on {subject.device}")
     model = forecast(subject, samples)
     depths = [model.depth * times for times in (DEEPER if model.depth > 1 else DEEPER[:1])]
-    order = config.engine.within_stage or "layer"  # that of pipelined stages
-    ways = [WAYS[f"AL by {order}"], WAYS["BP"], WAYS["BP, checkpointed"]]
+    ways = [way_of_layers(config.engine.within_stage), WAYS["BP"], WAYS["BP, checkpointed"]]
     rows = [[model.parts(way, samples, depth) for way in ways] for depth in depths]
     print()
     print_table(

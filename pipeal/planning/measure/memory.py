@@ -32,7 +32,7 @@ from pipeal.engine.state.stateful import stateful
 from pipeal.planning.measure.allocations import Allocations, Levels, bytes_by_place
 from pipeal.planning.measure.layers import uncollected
 from pipeal.planning.measure.resident import Resident, untouched_bytes
-from pipeal.planning.pure.memory import WAYS, BlockMemory, Parts
+from pipeal.planning.pure.memory import BlockMemory, Parts, way_of_layers
 
 
 def stage_memory(
@@ -70,7 +70,7 @@ def stage_memory(
     sizes = check_sizes([len(layers)] if sizes is None else sizes, len(layers), stages)
     with torch.random.fork_rng([device] if parse_device(device).type == "cuda" else []):
         (blocks,) = measure_blocks(layers, [pair_of(batch)], options, device=device)
-    way = WAYS["AL offloaded" if options.offload == "disk" else f"AL by {options.within_stage or 'layer'}"]
+    way = way_of_layers(options.within_stage, offloaded=options.offload == "disk")
     return [way.parts([blocks[number] for number in numbers]) for numbers in layers_of_stages(sizes)]
 
 

@@ -254,6 +254,15 @@ WAYS: dict[str, Way] = {
 """By name, in the order of tables."""
 
 
+def way_of_layers(within_stage: WithinStage | None, *, offloaded: bool = False) -> Way:
+    """The way of layers that train themselves, in that order; None for that of ``sequential`` and ``pipelined``.
+
+    >>> way_of_layers("stage").name, way_of_layers(None).name, way_of_layers("layer", offloaded=True).name
+    ('AL by stage', 'AL by layer', 'AL offloaded')
+    """
+    return WAYS["AL offloaded" if offloaded else f"AL by {within_stage or 'layer'}"]
+
+
 @dataclass(frozen=True)
 class Model:
     """A model whose blocks were measured on two batches: for batches of any size, and as if of any depth.
