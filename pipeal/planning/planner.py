@@ -187,12 +187,9 @@ def fit(
     search = Search(layers, batches, schedule, options, TrialOptions(**search_options))
     names, alone = list(devices), None
     if sizes is None:
-        found, alone = _equal_cost(search, names, units)
-    else:
-        found = check_sizes(sizes, len(units), len(names))
-    row = parts is not None and len(names) > 1
-    share = threads_each(names[:1] if row else names, schedule, options.threads)
-    settled = Placement(names, found, share, stage_s=alone)
+        sizes, alone = _equal_cost(search, names, units)
+    settled = replace(estimate(layers, names, schedule, options, sizes=sizes, parts=parts), stage_s=alone)
+    share = settled.threads
     if options.threads is not None or share == 1 or not any(parse_device(name).type == "cpu" for name in names):
         return settled
     search.trials.run([settled, replace(settled, threads=share // 2)], 2)
