@@ -55,8 +55,8 @@ def plan(
         by_kind = load_all(cost_files)
     else:
         check_numbers(given)
-        wanted = Wanted(dataset, model or "transformer", preset, data_root, overrides, given["share_cores"])
-        costs, configured = measure_model(wanted, micro_batches)
+        wanted = Wanted(dataset, model or "transformer", preset, data_root, overrides)
+        costs, configured = measure_model(wanted, micro_batches, crowding=given["share_cores"])
         for key in ("queue_depth", "within_stage"):
             if given[key] is None:
                 given[key] = getattr(configured.engine, key)

@@ -65,7 +65,6 @@ class Wanted:
         preset: Of a language model's sizes; None for those of the lesson.
         data_root: None for the usual folder.
         overrides: What ``--set`` was given.
-        crowds: Whether stages are to share this machine's cores.
     """
 
     dataset: str | None
@@ -73,7 +72,6 @@ class Wanted:
     preset: str | None
     data_root: str | None
     overrides: tuple[str, ...]
-    crowds: bool
 
 
 def load_all(paths: Sequence[str]) -> dict[str, Costs]:
@@ -108,12 +106,13 @@ def _require_alike(first: str, one: Costs, path: str, other: Costs) -> None:
             raise ConfigError(f"--costs: {first} and {path} are of different models: {what}: {before} and {now}")
 
 
-def measure_model(wanted: Wanted, micro_batches: int | None) -> tuple[Costs, RunConfig]:
+def measure_model(wanted: Wanted, micro_batches: int | None, *, crowding: bool) -> tuple[Costs, RunConfig]:
     """Trains both forms of the model on the first batches of its data, on a GPU if there is one.
 
     Args:
         wanted: Which model.
         micro_batches: Into how many backpropagation is to cut a batch; None for some numbers to choose from.
+        crowding: Whether stages are to share this machine's cores.
 
     Returns:
         The costs, and the configuration that they are of.
@@ -125,8 +124,8 @@ def measure_model(wanted: Wanted, micro_batches: int | None) -> tuple[Costs, Run
     experiment = experiment_of(wanted)
     config = experiment.config
     device = "cuda:0" if torch.cuda.is_available() else "cpu"
-    _require_measurable(config, device, wanted.crowds)
-    return costs_of(experiment, device, micro_batches, crowding=wanted.crowds), config
+    _require_measurable(config, device, crowding)
+    return costs_of(experiment, device, micro_batches, crowding=crowding), config
 
 
 def costs_of(
@@ -227,7 +226,7 @@ def measure_beside_backprop(
     return forms, blocks
 
 
-def _require_measurable(config: RunConfig, device: str, crowds: bool) -> None:
+def _require_measurable(config: RunConfig, device: str, crowding: bool) -> None:
     """Before minutes go by: refuses what a plan has no words for, and stages that cannot share cores."""
     engine, accumulate = config.engine, config.train.accumulate
     if accumulate > 1:
@@ -240,7 +239,7 @@ def _require_measurable(config: RunConfig, device: str, crowds: bool) -> None:
         f"found engine.compile={engine.compile}; expected none, or a plan without it": engine.compile != "none",
     }
     for why, is_so in wrong.items():
-        if crowds and is_so:
+        if crowding and is_so:
             raise ConfigError(f"--share-cores: {why}")
     check_compile(engine.compile, [torch.device(device)])
 

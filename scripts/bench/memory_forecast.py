@@ -73,7 +73,7 @@ class Torchvision:
 
 def configured(model: str, *overrides: str, dataset: str | None = None, preset: str | None = None) -> Configured:
     """A model of the registry."""
-    return Configured(Wanted(dataset, model, preset, os.environ.get("PIPEAL_DATA", "data"), overrides, False))
+    return Configured(Wanted(dataset, model, preset, os.environ.get("PIPEAL_DATA", "data"), overrides))
 
 
 CASES: dict[str, tuple[Callable[[], Subject], int]] = {

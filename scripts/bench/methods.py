@@ -559,7 +559,7 @@ def opened(options: argparse.Namespace) -> Experiment:
     precision = fastest_precision(options.device) if options.precision == "auto" else options.precision
     overrides = [*options.overrides, f"train.precision={precision}"]
     overrides += [f"{key}={value}" for key, value in given.items() if value is not None]
-    wanted = Wanted(options.dataset, options.model, options.preset, options.data_root, tuple(overrides), crowds=False)
+    wanted = Wanted(options.dataset, options.model, options.preset, options.data_root, tuple(overrides))
     experiment = limited(experiment_of(wanted), options.limit_train)
     config = experiment.config
     engine = replace(config.engine, devices=(options.device,), schedule="sequential", threads=options.threads)

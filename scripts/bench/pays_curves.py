@@ -92,7 +92,7 @@ class Curve:
 def opened(dataset: str, data_root: str, epochs: int, overrides: Sequence[str]) -> Experiment:
     """The data, and the small network for it."""
     chosen = (*NETWORK, f"train.epochs={epochs}", *overrides)
-    return experiment_of(Wanted(dataset, "transformer", None, data_root, chosen, crowds=False))
+    return experiment_of(Wanted(dataset, "transformer", None, data_root, chosen))
 
 
 def configured(experiment: Experiment, method: str, rate: float) -> RunConfig:
