@@ -84,9 +84,9 @@ class Site:
         model: Iterable[TrainableLayer],
         config: RunConfig,
         seed: int,
-        first_batch: int = 0,
-        traced: Window | None = None,
-        dump_folder: Path | None = None,
+        first_batch: int,
+        traced: Window | None,
+        dump_folder: Path,
         saved: ResumedTraining | None = None,  # noqa: ARG002
     ) -> Pipeline:
         """The pipeline that a configuration with every choice made describes.

@@ -168,13 +168,12 @@ class Team(Site):
         model: Iterable[TrainableLayer],
         config: RunConfig,
         seed: int,
-        first_batch: int = 0,
-        traced: Window | None = None,
-        dump_folder: Path | None = None,
+        first_batch: int,
+        traced: Window | None,
+        dump_folder: Path,
         saved: ResumedTraining | None = None,
     ) -> Pipeline:
         """A pipeline that all others serve; each of them makes its own layers."""
-        assert dump_folder is not None
         self._opened += 1
         with NamedTemporaryFile(prefix=".mark-", dir=dump_folder) as mark:  # do the others see this very folder?
             self.world.tell(
