@@ -20,7 +20,7 @@ from difflib import get_close_matches
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -417,7 +417,6 @@ def has_weights(folder: Path) -> bool:
 
 
 def _from_folder(folder: Path, classes: int, pad_index: int | None) -> nn.Module:
-    kind: Literal["AutoModelForSequenceClassification", "AutoModelForImageClassification"]
     kind = "AutoModelForImageClassification" if pad_index is None else "AutoModelForSequenceClassification"
     config = folder_config(folder, num_labels=classes)
     config.use_cache = False
@@ -425,7 +424,8 @@ def _from_folder(folder: Path, classes: int, pad_index: int | None) -> nn.Module
         config.pad_token_id = pad_index
     if not has_weights(folder):
         return _made(folder, kind, config).float()
-    _made_on_meta(folder, kind, config)  # what it is not is told in the same words
+    with torch.device("meta"):
+        _made(folder, kind, config)  # what it is not is told in the same words
     try:
         model, told = getattr(transformers(), kind).from_pretrained(
             str(folder),
@@ -446,11 +446,6 @@ def _from_folder(folder: Path, classes: int, pad_index: int | None) -> nn.Module
     if new:
         tell_once(f"hf:{folder}: starting at random, as its weights have none of this name and shape: {', '.join(new)}")
     return model.float()
-
-
-def _made_on_meta(folder: Path, kind: str, config: Any) -> None:
-    with torch.device("meta"):
-        _made(folder, kind, config)
 
 
 def _made(folder: Path, kind: str, config: Any) -> Any:

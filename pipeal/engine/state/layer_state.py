@@ -113,8 +113,8 @@ def check_layer_states(layers: Sequence[TrainableLayer], states: States) -> None
     if len(states) != len(layers):
         raise DataError(f"found the states of {len(states)} layers; the model has {len(layers)}")
     for number, layer in enumerate(layers):
-        with _told_of(number):
-            _check_fit(layer, states[number])
+        with _told_of(number), ExitStack() as undo:
+            _fitting(layer, states[number], undo)
 
 
 def load_layer_states(
@@ -202,12 +202,6 @@ def _keep(layer: TrainableLayer, undo: ExitStack, copy_tensor: CopyTensor) -> No
 def _put_back(layer: TrainableLayer, state: State) -> None:
     with suppress(DataError):  # a layer may refuse its own state, too, after its weights; the first error is told
         load_layer_state(layer, state)
-
-
-def _check_fit(layer: TrainableLayer, state: State) -> None:
-    """Raises a DataError where a layer would not take a state; changes nothing."""
-    with ExitStack() as undo:
-        _fitting(layer, state, undo)
 
 
 def _fitting(layer: TrainableLayer, state: State, undo: ExitStack) -> State:
