@@ -22,7 +22,7 @@ from tests.cli.running import run_command, told_one_line
 from tests.cli.test_text import varied
 from tests.config.test_effects import configured
 from tests.integration.processes import many
-from tests.integration.test_resume import IMAGES, SMALL, Stopping, assert_same, run, stopping
+from tests.integration.test_resume import IMAGES, SMALL, Stopping, assert_same, ended, run, stopping
 
 __all__ = ["stopping"]
 
@@ -198,9 +198,7 @@ def test_a_comparison_of_an_earlier_version_goes_on(
 ) -> None:
     """It knew AL and BP, and its files have no ``train.methods``."""
     arguments = (*COMPARED, "--data-root", str(varied(tmp_path / "data")))
-    run(text.command, capsys, 0, *arguments, f"--out={tmp_path / 'untouched'}")
-    stopping.at = [(1, 5)]
-    run(text.command, capsys, 130, *arguments, f"--out={tmp_path / 'stopped'}")
+    ended(text.command, capsys, stopping, tmp_path, arguments, (1, 5))
     folder = tmp_path / "stopped" / NAME
     for path in (folder / "asked.yaml", *folder.glob("*/config.yaml")):
         told = path.read_text()

@@ -76,6 +76,17 @@ def run(command: click.Command, capsys: pytest.CaptureFixture[str], code: int, *
     return err
 
 
+def ended(
+    command: click.Command, capsys: pytest.CaptureFixture[str], stopping: Stopping, folder: Path,
+    arguments: tuple[str, ...], *stops: tuple[int, int],
+) -> list[str]:  # fmt: skip
+    """Carries a command out: whole, in ``untouched``, and in ``stopped`` until it has ended before each of some
+    batches; what it says at these."""
+    run(command, capsys, 0, *arguments, f"--out={folder / 'untouched'}")
+    stopping.at = [*stops]
+    return [run(command, capsys, 130, *arguments, f"--out={folder / 'stopped'}") for _ in stops]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
@@ -92,11 +103,8 @@ def test_updates_of_several_batches(
     """A run ends and is saved after an update: every batch of it is behind, or none."""
     data = "--data-root", str(varied(tmp_path / "data"))
     arguments = ("agnews", "transformer", *data, "--devices=cpu*2", *SMALL, *options, "--set=train.accumulate=3")
-    run(text.command, capsys, 0, *arguments, f"--out={tmp_path / 'untouched'}")
-    stopping.at = [(1, 3), (1, 6)]
-    for _ in range(2):
-        err = run(text.command, capsys, 130, *arguments, f"--out={tmp_path / 'stopped'}")
-        assert "and saved" in err
+    said = ended(text.command, capsys, stopping, tmp_path, arguments, (1, 3), (1, 6))
+    assert all("and saved" in err for err in said)
     run(text.command, capsys, 0, *arguments, f"--out={tmp_path / 'stopped'}")
     assert_same(*(tmp_path / out / "agnews-transformer-al-001" for out in ("untouched", "stopped")))
 
@@ -122,11 +130,8 @@ def test_texts(
         "agnews", model, "--data-root", str(varied(tmp_path / "data")), "--devices=cpu*2", "-r", "2", *small, *size,
         f"--set=data.batching.kind={kind}", f"--set=data.prefetch={2 * (kind in ('plan', 'stream'))}",
     )  # fmt: skip
-    run(text.command, capsys, 0, *arguments, f"--out={tmp_path / 'untouched'}")
-    stopping.at = list(stops)
-    for _ in stops:
-        err = run(text.command, capsys, 130, *arguments, f"--out={tmp_path / 'stopped'}")
-        assert "and saved; the same command goes on from there" in err
+    said = ended(text.command, capsys, stopping, tmp_path, arguments, *stops)
+    assert all("and saved; the same command goes on from there" in err for err in said)
     run(text.command, capsys, 0, *arguments, f"--out={tmp_path / 'stopped'}")
     name = f"agnews-{model}-al-001"
     assert_same(tmp_path / "untouched" / name, tmp_path / "stopped" / name)
@@ -136,11 +141,10 @@ def test_texts(
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_images(workers: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], stopping: Stopping) -> None:
     arguments = ("toyimages", "resnet", "--devices=cpu*2", *IMAGES, f"--set=data.workers={workers}")
-    run(vision.command, capsys, 0, *arguments, f"--out={tmp_path / 'untouched'}")
-    stopping.at = [(1, 2), (1, 3)]
-    for code, retry in ((130, []), (130, []), (0, ["--retry"])):
-        err = run(vision.command, capsys, code, *arguments, f"--out={tmp_path / 'stopped'}", *retry)
-        assert ("--retry: without effect, since a run is taken up" in err) == bool(retry)
+    said = ended(vision.command, capsys, stopping, tmp_path, arguments, (1, 2), (1, 3))
+    said.append(run(vision.command, capsys, 0, *arguments, f"--out={tmp_path / 'stopped'}", "--retry"))
+    told = ["--retry: without effect, since a run is taken up" in err for err in said]
+    assert told == [False, False, True]
     untouched, stopped = (tmp_path / out / "toyimages-resnet-al-001" for out in ("untouched", "stopped"))
     placed = (stopped / "placement.txt").read_text()
     assert placed.startswith("AL on cpu"), "in its place there was that line"
@@ -160,10 +164,8 @@ def test_a_comparison_goes_on_in_the_form_it_was_in(
         *SMALL,
         "--devices=cpu",
     )
-    run(text.command, capsys, 0, *arguments, f"--out={tmp_path / 'untouched'}")
-    stopping.at = [(1, 5), (1, 7)]
-    for code in (130, 130, 0):
-        run(text.command, capsys, code, *arguments, f"--out={tmp_path / 'stopped'}")
+    ended(text.command, capsys, stopping, tmp_path, arguments, (1, 5), (1, 7))
+    run(text.command, capsys, 0, *arguments, f"--out={tmp_path / 'stopped'}")
     for form in ("al", "bp"):
         assert_same(*(tmp_path / out / "agnews-lstm-compare-001" / form for out in ("untouched", "stopped")))
 
@@ -207,10 +209,8 @@ def test_a_checkpoint_goes_on_on_any_number_of_stages_in_any_schedule(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], stopping: Stopping
 ) -> None:
     arguments = ("agnews", "transformer", "--data-root", str(varied(tmp_path / "data")), *SMALL)
-    run(text.command, capsys, 0, *arguments, "--devices=cpu", f"--out={tmp_path / 'untouched'}")
+    ended(text.command, capsys, stopping, tmp_path, (*arguments, "--devices=cpu"), (1, 6))
     name = "agnews-transformer-al-001"
-    stopping.at = [(1, 6)]
-    run(text.command, capsys, 130, *arguments, "--devices=cpu", f"--out={tmp_path / 'stopped'}")
     for number, (schedule, stages) in enumerate([("pipelined", 2), ("al-fm", 3), ("backward-overlap", 4)]):
         out = tmp_path / f"stopped-{number}"
         shutil.copytree(tmp_path / "stopped", out)
@@ -284,9 +284,7 @@ def test_a_bad_checkpoint_is_named_and_the_one_before_it_is_taken(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], stopping: Stopping
 ) -> None:
     arguments = ("agnews", "lstm", "--data-root", str(varied(tmp_path / "data")), *SMALL, "--devices=cpu")
-    run(text.command, capsys, 0, *arguments, f"--out={tmp_path / 'untouched'}")
-    stopping.at = [(1, 6)]
-    run(text.command, capsys, 130, *arguments, f"--out={tmp_path / 'stopped'}")
+    ended(text.command, capsys, stopping, tmp_path, arguments, (1, 6))
     folder = tmp_path / "stopped" / "agnews-lstm-al-001"
     newest = max((folder / "checkpoints").glob("step-*"))
     file = newest / "layer-001.safetensors"
@@ -302,9 +300,7 @@ def test_a_checkpoint_of_the_first_format_is_taken_up_bit_for_bit(
 ) -> None:
     """With the losses of the epoch under way, which lay in the file of its first layer."""
     arguments = ("agnews", "lstm", "--data-root", str(varied(tmp_path / "data")), *SMALL, "--devices=cpu")
-    run(text.command, capsys, 0, *arguments, f"--out={tmp_path / 'untouched'}")
-    stopping.at = [(1, 6)]
-    run(text.command, capsys, 130, *arguments, f"--out={tmp_path / 'stopped'}")
+    ended(text.command, capsys, stopping, tmp_path, arguments, (1, 6))
     folder = tmp_path / "stopped" / "agnews-lstm-al-001"
     for path in (folder / "checkpoints").glob("step-*"):
         found = Checkpoint.open(path)
@@ -324,9 +320,7 @@ def test_a_part_of_what_was_chosen_is_not_taken_for_all_of_it(
 ) -> None:
     """A file that was cut is a configuration, too: its threads or precision were others, and the weights with them."""
     arguments = ("agnews", "lstm", "--data-root", str(varied(tmp_path / "data")), *SMALL, "--devices=cpu")
-    run(text.command, capsys, 0, *arguments, f"--out={tmp_path / 'untouched'}")
-    stopping.at = [(1, 6)]
-    run(text.command, capsys, 130, *arguments, f"--out={tmp_path / 'stopped'}")
+    ended(text.command, capsys, stopping, tmp_path, arguments, (1, 6))
     folder = tmp_path / "stopped" / "agnews-lstm-al-001"
     chosen = folder / "config.yaml"
     whole = chosen.read_text()
@@ -358,11 +352,9 @@ def test_a_comparison_is_taken_up_on_other_devices(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], stopping: Stopping
 ) -> None:
     arguments = ("agnews", "lstm", "--mode=compare", "--data-root", str(varied(tmp_path / "data")), *SMALL)
-    run(text.command, capsys, 0, *arguments, "--devices=cpu", f"--out={tmp_path / 'untouched'}")
+    stops = (1, 7), (1, 7)  # in the AL form, then in the BP form
+    ended(text.command, capsys, stopping, tmp_path, (*arguments, "--devices=cpu"), *stops)
     folder = tmp_path / "stopped" / "agnews-lstm-compare-001"
-    stopping.at = [(1, 7), (1, 7)]  # in the AL form, then in the BP form
-    for code in (130, 130):
-        run(text.command, capsys, code, *arguments, "--devices=cpu", f"--out={folder.parent}")
     chosen = load_config(TextConfig, folder / "bp" / "config.yaml").engine
     run(text.command, capsys, 0, *arguments, "--devices=cpu*2", f"--resume={folder}", f"--out={folder.parent}")
     # Symptom: backpropagation took all cores, whatever was asked for.
