@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pipeal.core.errors import ConfigError
 from pipeal.methods.deinforeg import DeInfoReg, Terms, make_layers
 from pipeal.methods.greedy import Greedy
 from pipeal.methods.norm import BatchNorm
@@ -108,17 +107,3 @@ def test_texts_are_taken_as_they_are() -> None:
     assert isinstance(first, DeInfoReg)
     assert list(first.project.parameters()) == []
     assert [type(module) for module in first.answer] == [nn.Tanh, nn.Linear]  # type: ignore[union-attr,arg-type]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"variance": -1.0}, "weights are .0.001, -1.0, 1.0, 1.0.; expected numbers, at least 0"),
-        ({"width": 0}, "width is 0; expected a whole number, at least 1"),
-        ({"lr": {"enc": 1.0, "ae": 1.0}}, "the DeInfoReg form has no sides: give one learning rate"),
-    ],
-)
-def test_what_it_cannot_use_is_refused(options: dict[str, object], message: str) -> None:
-    lr = options.pop("lr", 1e-3)
-    with pytest.raises(ConfigError, match=message):
-        next(make_layers(Resnet.network(5, dims=VISION), lr, None, **options))  # type: ignore[arg-type]

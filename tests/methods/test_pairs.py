@@ -18,8 +18,8 @@ from pipeal.methods.layer import LocalLayer
 from pipeal.methods.pairs import directions
 from pipeal.methods.predsim import Similarity
 from pipeal.methods.scpl import Contrast
-from pipeal.models import Transformer
-from tests.methods.test_greedy import NAMES, TEXT, batches, built
+from pipeal.models import Resnet, Transformer
+from tests.methods.test_greedy import NAMES, TEXT, VISION, batches, built
 
 METHODS = tuple(name for name, method in TOLD.items() if method.compares_samples)
 LOSSES: dict[str, Callable[[], nn.Module]] = {
@@ -121,6 +121,26 @@ def test_targets_that_are_no_classes_are_refused_in_one_line(method: str) -> Non
     package = ALPackage.from_bp(pieces, x, 3, method=method)
     with pytest.raises(DataError, match=r"targets are \(4, 3\) float32; expected \(4,\) class numbers"):
         package[0](x, torch.rand(4, 3).softmax(1))
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        ("predsim", {"beta": 1.0}, "beta is 1.0; expected 0 <= beta < 1"),
+        ("predsim", {"decoder": 0}, "decoder is 0; expected a whole number, at least 1"),
+        ("predsim", {"lr": {"enc": 1.0, "ae": 1.0}}, "the PredSim form has no sides: give one learning rate"),
+        ("scpl", {"temperature": 0.0}, "temperature is 0.0; expected a number above 0"),
+        ("scpl", {"cells": 0}, "cells is 0; expected a whole number, at least 1"),
+        ("scpl", {"projector": "mpl"}, "unknown projector 'mpl'"),
+        ("scpl", {"lr": {"enc": 1.0, "ae": 1.0}}, "the SCPL form has no sides: give one learning rate"),
+        ("deinforeg", {"variance": -1.0}, "weights are .0.001, -1.0, 1.0, 1.0.; expected numbers, at least 0"),
+        ("deinforeg", {"width": 0}, "width is 0; expected a whole number, at least 1"),
+        ("deinforeg", {"lr": {"enc": 1.0, "ae": 1.0}}, "the DeInfoReg form has no sides: give one learning rate"),
+    ],
+)
+def test_what_it_cannot_use_is_refused(method: str, options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        next(make_layers(method, Resnet.network(5, dims=VISION), **options))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("method", ["predsim", "scpl"])

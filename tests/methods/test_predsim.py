@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pipeal.core.errors import ConfigError
 from pipeal.core.materialize import materialize
 from pipeal.methods.greedy import Greedy
 from pipeal.methods.predsim import FromZero, PredSim, Similarity, Spread, cells, make_layers
@@ -147,17 +146,3 @@ def test_a_classifier_of_the_meta_device_starts_at_zero_too() -> None:
     materialize(layer, seed=0, number=0)
     assert not layer.weight.any()
     assert layer.bias.any()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"beta": 1.0}, "beta is 1.0; expected 0 <= beta < 1"),
-        ({"decoder": 0}, "decoder is 0; expected a whole number, at least 1"),
-        ({"lr": {"enc": 1.0, "ae": 1.0}}, "the PredSim form has no sides: give one learning rate"),
-    ],
-)
-def test_what_it_cannot_use_is_refused(options: dict[str, object], message: str) -> None:
-    lr = options.pop("lr", 1e-3)
-    with pytest.raises(ConfigError, match=message):
-        next(make_layers(Resnet.network(5, dims=VISION), lr, None, **options))  # type: ignore[arg-type]

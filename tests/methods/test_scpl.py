@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from pipeal.core.errors import ConfigError
 from pipeal.methods.greedy import Greedy
 from pipeal.methods.scpl import SCPL, Contrast, make_layers
 from pipeal.models import Resnet, Transformer
@@ -101,18 +100,3 @@ def test_texts_are_compared_as_they_are_unless_told_otherwise() -> None:
     assert list(plain.contrast.parameters()) == []  # type: ignore[union-attr]
     mapped, *_ = make_layers(network, 1e-3, None, projector="mlp")
     assert widths(mapped.contrast) == [12, 12, 12]  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"temperature": 0.0}, "temperature is 0.0; expected a number above 0"),
-        ({"cells": 0}, "cells is 0; expected a whole number, at least 1"),
-        ({"projector": "mpl"}, "unknown projector 'mpl'"),
-        ({"lr": {"enc": 1.0, "ae": 1.0}}, "the SCPL form has no sides: give one learning rate"),
-    ],
-)
-def test_what_it_cannot_use_is_refused(options: dict[str, object], message: str) -> None:
-    lr = options.pop("lr", 1e-3)
-    with pytest.raises(ConfigError, match=message):
-        next(make_layers(Resnet.network(5, dims=VISION), lr, None, **options))  # type: ignore[arg-type]
