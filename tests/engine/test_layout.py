@@ -305,6 +305,14 @@ def test_a_link_has_to_carry_packets_of_mean_size_and_memory_to_hold_the_largest
     assert (stage.sends_s, stage.memory_bytes) == (1.0, 3 * 800)
 
 
+def test_each_stage_has_the_time_of_the_link_behind_it_where_links_differ() -> None:
+    """The table of a plan once had the worst link behind every stage."""
+    costs = {"cpu": [LayerCost(10, 20, out_bytes=100)] * 3}
+    links = (Link(bytes_per_s=100), Link(bytes_per_s=20, latency_s=8))
+    setup = replace(on(3, link=Link(bytes_per_s=20, latency_s=8), queue_depth=2), links=links)
+    assert [stage.sends_s for stage in best_layout(costs, setup).stages] == [1.0, (5 + 8) / 2, 0.0]
+
+
 @pytest.mark.parametrize("memory_bytes", [280, 279])
 def test_a_device_may_be_filled_to_the_last_byte(memory_bytes: int) -> None:
     row = [LayerCost(1.0, 2.0, parameter_bytes=100, optimizer_bytes=50, activation_bytes=30)]

@@ -267,9 +267,16 @@ class _Problem:
             own = tuple(alike[: group.count])
             free = [number for number in free if number not in own]
             seconds = sum(self.sums[group.device.kind].durations(layers, group, self.setup, self.averaging).values())
-            sends_s, memory = self._send[group.device.kind][step.end], self._memory(step.start, step.end, group)
-            stages.append(PlannedStage(layers, own, group.device, seconds, sends_s, memory))
+            memory = self._memory(step.start, step.end, group)
+            stages.append(PlannedStage(layers, own, group.device, seconds, self._sends_s(step, own), memory))
         return Layout(tuple(stages), self.sets.any_order)
+
+    def _sends_s(self, step: _Step, own: Sequence[int]) -> float:
+        """Over the link behind its devices; the search takes each for the worst."""
+        if step.end == self.layers or not self.setup.links:
+            return self._send[step.group.device.kind][step.end]
+        packet = self.sums[step.group.device.kind].row[step.end - 1].mean_out_bytes
+        return self.setup.link_after(max(own)).packet_s(packet, self.setup.queue_depth)
 
     def why_nothing_fits(self) -> str:
         most = max(device.memory_bytes or 0 for device in self.devices)
