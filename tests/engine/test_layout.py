@@ -305,12 +305,22 @@ def test_a_link_has_to_carry_packets_of_mean_size_and_memory_to_hold_the_largest
     assert (stage.sends_s, stage.memory_bytes) == (1.0, 3 * 800)
 
 
-def test_each_stage_has_the_time_of_the_link_behind_it_where_links_differ() -> None:
-    """The table of a plan once had the worst link behind every stage."""
-    costs = {"cpu": [LayerCost(10, 20, out_bytes=100)] * 3}
-    links = (Link(bytes_per_s=100), Link(bytes_per_s=20, latency_s=8))
-    setup = replace(on(3, link=Link(bytes_per_s=20, latency_s=8), queue_depth=2), links=links)
-    assert [stage.sends_s for stage in best_layout(costs, setup).stages] == [1.0, (5 + 8) / 2, 0.0]
+@settings(max_examples=60)
+@given(rows=st.lists(layer_costs, min_size=1, max_size=5), each=st.lists(links, min_size=1, max_size=3))
+def test_no_layout_is_faster_where_links_differ(rows: list[LayerCost], each: list[Link]) -> None:
+    """Every link was once taken for the slowest: with a slow one in the midst a plan for four devices was slower than
+    one for the first two, and its table had the slow link behind every stage."""
+    worst = Link(min(one.bytes_per_s for one in each), max(one.latency_s for one in each))
+    layout = best_layout({"cpu": rows}, replace(on(len(each) + 1, link=worst, queue_depth=2), links=tuple(each)))
+    paces = []
+    for sizes in (way for stages in range(1, min(len(rows), len(each) + 1) + 1) for way in cuts(len(rows), stages)):
+        ends = [sum(sizes[: stage + 1]) for stage in range(len(sizes))]
+        stages = [sum(row.seconds for row in rows[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
+        sends = [link.packet_s(rows[end - 1].mean_out_bytes, 2) for link, end in zip(each, ends[:-1], strict=False)]
+        paces.append(max(*stages, *sends, 0.0))
+        if tuple(sizes) == tuple(layout.sizes):
+            assert [stage.sends_s for stage in layout.stages] == [*sends, 0.0]
+    assert layout.bottleneck_s == pytest.approx(min(paces), rel=1e-12)
 
 
 @pytest.mark.parametrize("memory_bytes", [280, 279])

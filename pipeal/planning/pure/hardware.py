@@ -87,7 +87,8 @@ class Setup:
         within_stage: The order of a stage's layers; None for each schedule's own (:mod:`pipeal.engine.schedule`).
         contention: How much stages slow each other, their replicas included, that share the cores of one machine; None
             for devices of their own.
-        links: From each device to the next, where they differ; devices are all alike then.
+        links: From each device to the next, where they differ; devices are all alike then, and stages take them in
+            order from the first.
         jitter: How much steps vary: standard deviation over mean, of log-normal times, forward and backward of a batch
             by the same factor.
     """

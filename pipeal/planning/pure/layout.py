@@ -167,9 +167,14 @@ class _Problem:
         self.layers = len(costs[devices[0].kind])
         if len(set(devices)) == 1:  # of devices that are all alike, no more than this can be of use
             del self.devices[self.layers * setup.stage_replicas :]
-        self._send = {
-            kind: [0.0, *(setup.link.packet_s(cost.mean_out_bytes, setup.queue_depth) for cost in own.row[:-1]), 0.0]
+        self._send = {  # where links differ, by what is behind each device; devices are all alike then
+            (kind, place): [
+                0.0,
+                *(link.packet_s(cost.mean_out_bytes, setup.queue_depth) for cost in own.row[:-1]),
+                0.0,
+            ]
             for kind, own in self.sums.items()
+            for place, link in enumerate(setup.links or (setup.link,))
         }
         sets = device_sets(self.devices, setup.stage_replicas)
         self.sets = sets if graphs == 1 else with_graphs(sets, graphs)
@@ -189,7 +194,10 @@ class _Problem:
         furthest = [-1] * len(self.sets.moves)
         furthest[0] = 0
         before: list[tuple[int, Group | None] | None] = [None] * len(self.sets.moves)
-        ends = {id(group): [-1] * self.layers for group in self.groups}  # looked up for every move, so by what is quick
+        places = len(self.setup.links) or 1
+        ends = {  # looked up for every move, so by what is quick
+            id(group): [[-1] * self.layers for _ in range(places)] for group in self.groups
+        }
         next_s = inf
         for state, moves in enumerate(self.sets.moves):
             start = furthest[state]
@@ -199,10 +207,11 @@ class _Problem:
                 if group is None:
                     end = start
                 else:
-                    row = ends[id(group)]
+                    place = self._place(state, group) if places > 1 else 0
+                    row = ends[id(group)][place]
                     end = row[start]
                     if end < 0:
-                        end, changes_s = self._furthest(start, group, limit_s)
+                        end, changes_s = self._furthest(start, group, limit_s, self._send[group.device.kind, place])
                         row[start] = end
                         next_s = min(next_s, changes_s)
                     if end == start:  # no stage
@@ -222,9 +231,16 @@ class _Problem:
             state = earlier
         return path[::-1], next_s
 
-    def _furthest(self, start: int, group: Group, limit_s: float) -> tuple[int, float]:
+    def _place(self, state: int, group: Group) -> int:
+        """Which link is behind a group that follows a set of devices."""
+        return min(self.sets.used[state] + group.count, len(self.setup.links) or 1) - 1
+
+    def _sends_s(self, step: _Step) -> float:
+        return self._send[step.group.device.kind, self._place(step.state, step.group)][step.end]
+
+    def _furthest(self, start: int, group: Group, limit_s: float, send: Sequence[float]) -> tuple[int, float]:
         """The last layer's end that a stage may have, and the least time that would move it."""
-        seconds_of, send = self._seconds[group], self._send[group.device.kind]
+        seconds_of = self._seconds[group]
         end = seconds_of.furthest(start, limit_s)
         while end > start and not (send[end] <= limit_s and self._fits(start, end, group)):
             end -= 1
@@ -244,10 +260,7 @@ class _Problem:
         return group.device.memory_bytes is None or self._memory(start, end, group) <= group.device.memory_bytes
 
     def slowest(self, path: Sequence[_Step]) -> float:
-        return max(
-            max(self._seconds[step.group](step.start, step.end), self._send[step.group.device.kind][step.end])
-            for step in path
-        )
+        return max(max(self._seconds[step.group](step.start, step.end), self._sends_s(step)) for step in path)
 
     def least_s(self) -> float:
         """No layout is faster than its slowest layer on the devices that suit it best, or than all devices would be
@@ -268,15 +281,8 @@ class _Problem:
             free = [number for number in free if number not in own]
             seconds = sum(self.sums[group.device.kind].durations(layers, group, self.setup, self.averaging).values())
             memory = self._memory(step.start, step.end, group)
-            stages.append(PlannedStage(layers, own, group.device, seconds, self._sends_s(step, own), memory))
+            stages.append(PlannedStage(layers, own, group.device, seconds, self._sends_s(step), memory))
         return Layout(tuple(stages), self.sets.any_order)
-
-    def _sends_s(self, step: _Step, own: Sequence[int]) -> float:
-        """Over the link behind its devices; the search takes each for the worst."""
-        if step.end == self.layers or not self.setup.links:
-            return self._send[step.group.device.kind][step.end]
-        packet = self.sums[step.group.device.kind].row[step.end - 1].mean_out_bytes
-        return self.setup.link_after(max(own)).packet_s(packet, self.setup.queue_depth)
 
     def why_nothing_fits(self) -> str:
         most = max(device.memory_bytes or 0 for device in self.devices)
