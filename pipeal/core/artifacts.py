@@ -81,7 +81,7 @@ IMAGES = Artifact(
 )
 CHECKPOINTS = Artifact(
     "checkpoints",
-    "a folder for each checkpoint: a file for each layer, and the manifest",
+    "a folder for each checkpoint: a file for each layer, one for the epoch so far, and the manifest",
     "training.checkpoint.store",
     ("training.checkpoint.store", "run.trained"),
 )
