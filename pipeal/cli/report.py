@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from pathlib import Path
 
 import click
 
 from pipeal.cli import entry
-from pipeal.core.errors import ConfigError, refusals_told
+from pipeal.core.artifacts import REPORT
+from pipeal.core.errors import ConfigError, require_usable
 
 
 @click.command(context_settings={"max_content_width": 110})
@@ -25,7 +25,7 @@ def command(folders: tuple[str, ...], out: str | None) -> None:
     or of one that compares methods, a table of them side by side.
     """
     with entry.loading():
-        from pipeal.reporting.page import Run, read_runs, write_report
+        from pipeal.reporting.page import Run, read_runs, require_no_part, write_report
 
     runs: dict[Path, Run] = {}
     for folder in folders:
@@ -33,6 +33,7 @@ def command(folders: tuple[str, ...], out: str | None) -> None:
     path = _path(out) if out is not None else _default(folders)
     if path.name in ("", "..") or os.path.isdir(path):
         raise ConfigError(f"--out: {path} is a folder; name a file, such as {path / 'report.html'}")
+    require_no_part(path, [REPORT])
     write_report(list(runs.values()), path)
     for run in runs.values():
         for line in run.missing:
@@ -43,13 +44,9 @@ def command(folders: tuple[str, ...], out: str | None) -> None:
 def _path(text: str) -> Path:
     if not text or "\0" in text:
         raise ConfigError(f"found {text!r}, expected the name of a file or folder")
-    with (
-        refusals_told(text, "; name another", ConfigError),
-        suppress(FileNotFoundError, NotADirectoryError),  # fine for a file to be written; told later of one to be read
-    ):
-        os.lstat(text)
+    require_usable(text, text, "; name another", ConfigError)
     return Path(text)
 
 
 def _default(folders: tuple[str, ...]) -> Path:
-    return Path(folders[0] if len(folders) == 1 else "", "report.html")
+    return REPORT.at(Path(folders[0] if len(folders) == 1 else ""))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import inf
 from numbers import Integral
+from pathlib import Path
 
 
 class PipealError(Exception):
@@ -156,6 +158,22 @@ def refusals_told(what: str, advice: str = "", kind: type[PipealError] = DataErr
         yield
     except OSError as error:
         raise kind(f"{what}: {error.strerror or error}{advice}") from error
+
+
+def require_usable(path: str | Path, what: str, advice: str = "", kind: type[PipealError] = DataError) -> None:
+    """Asks that the system can look a path up; whether anything is there does not matter.
+
+    Args:
+        path: The file or folder.
+        what: As for :func:`refusals_told`, likewise the others.
+        advice: Likewise.
+        kind: Likewise.
+
+    Raises:
+        PipealError: Of that kind: a name is too long, links lead in a circle, there is no permission.
+    """
+    with refusals_told(what, advice, kind), suppress(FileNotFoundError, NotADirectoryError):
+        os.stat(path)
 
 
 def exit_code(error: BaseException) -> int:

@@ -8,7 +8,6 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from itertools import product
 from pathlib import Path
 
@@ -18,15 +17,14 @@ from torch import nn
 from torch.export import Dim, ExportedProgram
 
 from pipeal import __version__
-from pipeal.core.artifacts import ASKED, EXPORTED_FOLDER, EXPORTED_PROGRAM, EXPORTED_WEIGHTS, Artifact, artifacts
+from pipeal.core.artifacts import EXPORTED_FOLDER, EXPORTED_PROGRAM, EXPORTED_WEIGHTS, Artifact
 from pipeal.core.atomic import replacing
-from pipeal.core.errors import ConfigError, SaveError, first_line
+from pipeal.core.errors import ConfigError, SaveError, first_line, require_usable
 from pipeal.core.methods import METHODS
 from pipeal.core.names import HF, source_of
 from pipeal.core.protocols import UP
-from pipeal.reporting.page import is_run
+from pipeal.reporting.page import require_no_part
 from pipeal.run.export_hf import trained_network, way_of, write_folder
-from pipeal.run.find_run import run_of
 from pipeal.run.trained import Trained, load_trained
 
 _log = logging.getLogger(__name__)
@@ -70,9 +68,10 @@ def export(run: str, to: str, out: str | None, *, force: bool) -> None:
     target = TARGETS[to]
     path = None if out is None else Path(out)
     if path is not None:
+        require_usable(path, f"--out {out}", "; name another", ConfigError)
         inside = path.is_dir() and target.usual is not EXPORTED_FOLDER
         path = target.usual.at(path) if inside else path
-        _require_no_part(path, Path(run))  # before anything is loaded
+        require_no_part(path, [one.usual for one in TARGETS.values()])  # before anything is loaded
         _free(path, force)
     trained = load_trained(Path(run))
     if path is None:
@@ -121,17 +120,6 @@ def facts_of(trained: Trained) -> dict[str, str]:
     if trained.classes is not None:
         facts["classes"] = json.dumps(trained.classes, ensure_ascii=False)
     return facts
-
-
-def _require_no_part(path: Path, run: Path) -> None:
-    """Asks that an export takes the place of no file that training left in the run, in any form of a comparison."""
-    home = (run_of(run) or run).resolve()
-    home = home if ASKED.at(home).is_file() else home.parent
-    for part in (path.absolute(), *path.absolute().parents):
-        folder = part.parent.resolve()
-        is_left = any(fnmatch(part.name, one.name) for one in _OF_RUNS)
-        if is_left and folder.is_relative_to(home) and is_run(folder):
-            raise ConfigError(f"--out {path}: {part.name} there is the run's own; name another --out")
 
 
 def _free(path: Path, force: bool) -> Path:
@@ -186,9 +174,6 @@ TARGETS: Mapping[str, Target] = {
     "hf": Target(EXPORTED_FOLDER, write_folder),
 }
 """By the names that ``--to`` takes."""
-
-_OF_RUNS = {*artifacts()} - {target.usual for target in TARGETS.values()}
-"""What an export never replaces in a run's folder."""
 
 _ROUNDING = 1e-4
 """Of the largest number of an answer, how far others may be off for other orders of float32 sums."""

@@ -171,7 +171,6 @@ class Found:
             name: [self.model.parts(way, self.samples, depth) for depth in depths] for name, way in self.ways.items()
         }
         fits = {name: dict(zip(("batch", "depth"), self._most(way), strict=True)) for name, way in self.ways.items()}
-        folder.mkdir(parents=True, exist_ok=True)
         write_json(
             folder / "memory.json",
             {

@@ -60,7 +60,6 @@ def plan(
         for key in ("queue_depth", "within_stage"):
             if given[key] is None:
                 given[key] = getattr(configured.engine, key)
-        folder.mkdir(parents=True, exist_ok=True)
         save_costs(costs, folder / "costs.json")
         by_kind = {costs.kind: costs}
     if layers is not None:
@@ -77,7 +76,7 @@ def folder_for(out: str) -> Path:
     Raises:
         ConfigError: It is no name of a folder.
     """
-    if not out or "\0" in out or (Path(out).exists() and not Path(out).is_dir()):
+    if not out or "\0" in out:
         raise ConfigError(f"--out: found {out!r}, expected the name of a folder")
     require_out(out)
     return Path(out)

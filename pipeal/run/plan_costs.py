@@ -26,7 +26,7 @@ from pipeal.methods.al import ALPackage
 from pipeal.methods.bp_parts import bp_parts
 from pipeal.planning.measure.contention import crowds, measure_contention
 from pipeal.planning.measure.layers import WARM_UP, measure_in_turns
-from pipeal.planning.pure.layer_cost import Costs, LayerCost, load_costs, repeated
+from pipeal.planning.pure.layer_cost import Costs, LayerCost, load_costs, repeated, takes_no_time
 from pipeal.reporting.environment import environment
 from pipeal.run.build import Experiment
 from pipeal.run.build_language import language_experiment
@@ -324,14 +324,17 @@ def deepened(costs: Costs, layers: int) -> Costs:
     """As if the model had so many layers: those after the first come again and again.
 
     Raises:
-        ConfigError: There is nothing to repeat.
+        ConfigError: There is nothing to repeat, or the first layers alone take no time.
     """
     before = len(costs.layers)
-    return replace(
+    found = replace(
         costs,
         layers=repeated(costs.layers, layers, of=before),
         backprop={number: repeated(rows, layers, of=before) for number, rows in costs.backprop.items()},
     )
+    if takes_no_time(found):
+        raise ConfigError(f"--layers: found {layers}, but the first {layers} of {before} take no time; expected more")
+    return found
 
 
 def experiment_of(wanted: Wanted) -> Experiment:

@@ -150,7 +150,6 @@ class Plan:
 
     def write(self, folder: Path) -> None:
         """Leaves ``plan.json`` and ``plan.png``."""
-        folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / "plan.json", self._figures())
         facts = next(iter(self.by_kind.values())).facts
         what = " ".join(str(facts[key]) for key in ("dataset", "model") if key in facts)

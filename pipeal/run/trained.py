@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pipeal.config import LanguageConfig, RunConfig, TextConfig, VisionConfig, load_config
 from pipeal.core.artifacts import ALPHABET, CHECKPOINTS, CLASSES, CONFIG, HF_FOLDER, IMAGES, VOCABULARY, Artifact
-from pipeal.core.errors import ConfigError, DataError, first_line
+from pipeal.core.errors import ConfigError, DataError, first_line, require_usable
 from pipeal.core.methods import METHODS
 from pipeal.core.names import HF, source_of
 from pipeal.data import Alphabet, Augment, FolderTokenizer, TextSplit, Vocab, published_max_len
@@ -124,6 +124,7 @@ def load_trained(path: Path) -> Trained:
         DataError: There is no such run, or it has no checkpoint that is as it was written.
         ConfigError: Its configuration is of something else.
     """
+    require_usable(path, f"{path}: cannot be read", "; name the folder of a run of one form")
     named = path.resolve()
     is_checkpoint = run_of(path) is not None
     folder = named.parents[1] if is_checkpoint else path

@@ -83,6 +83,10 @@ def test_a_mistake_is_one_line(run: Path, tmp_path: Path, capsys: pytest.Capture
     refused("found both", str(run), GOOD, "--file=x")
     refused("no run of one form; name the folder of a run", str(tmp_path / "nowhere"), GOOD)
     refused("expected the folder of a run", "", GOOD)
+    # Both ended with a traceback, in each command that reads a run's model.
+    refused("n: cannot be read: File name too long; name the folder of a run", "n" * 300, GOOD)
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    refused("cannot be read: Too many levels of symbolic links; name", str(tmp_path / "circle"), GOOD)
     refused("--exit: found 3, but the model in .* has 2, counted from 1", str(run), GOOD, "--exit=3")
     refused("cannot read .*none.txt: No such file", str(run), f"--file={tmp_path / 'none.txt'}")
     for content in "", "\n \n":  # without a word it ended well

@@ -232,6 +232,8 @@ def test_a_mistake_is_one_line(run: Path, tmp_path: Path, capsys: pytest.Capture
 
     refused("nowhere: no run of one form; name the folder of a run", str(tmp_path / "nowhere"), "--to=safetensors")
     refused("found ''", "", "--to=safetensors")
+    refused("--out n+: File name too long; name another", str(run), "--to=safetensors", f"--out={'n' * 300}")
+    refused("n: cannot be read: File name too long; name the folder", "n" * 300, "--to=safetensors", "--out=x")
     refused("Invalid value for '--to'", str(run), "--to=onnx")
     (run / "classes.json").write_text("[]")
     refused(r"classes\.json: not as a run writes it", str(run), "--to=safetensors")

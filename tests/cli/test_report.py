@@ -182,6 +182,10 @@ def test_the_page_lies_in_the_run_or_of_several_runs_here(
         (["run", "--out", "file/x.html"], "cannot write file/x.html: "),
         (["run\0"], "expected the name of a file or folder"),
         (["run", "--out", ""], "expected the name of a file or folder"),
+        # It took the place of the run's configuration, and said that all is well.
+        (["run", "--out", "run/config.yaml"], "--out run/config.yaml: config.yaml there is the run's own"),
+        (["run", "--out", "run/checkpoints/page.html"], "checkpoints there is the run's own; name another --out"),
+        (["run", "--out", "run/model.safetensors"], "model.safetensors there is the run's own"),
         (["run", "none"], "none: no such folder"),
         pytest.param(["n" * 5000], "n: File name too long", id="a long name"),
         pytest.param(["run", "--out", "n" * 5000], "n: File name too long", id="a long file"),

@@ -104,3 +104,23 @@ def test_a_run_that_cannot_be_looked_into_is_named_and_the_others_are_listed(
     assert (code, err) == (0, f"pipeal: {tmp_path / 'theirs'}: cannot be read: Permission denied\n")
     assert "| mine" in out
     assert "theirs" not in out
+
+
+def test_files_that_may_not_be_looked_at_are_not_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One run whose folder of checkpoints only tells names ended the list of all runs with a traceback."""
+    run = make_run(tmp_path / "run")
+    (run / "checkpoints").mkdir()
+    (run / "checkpoints" / "hidden").touch()
+    lstat = os.lstat
+
+    def refused(path: str) -> os.stat_result:
+        if os.path.basename(path) == "hidden":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return lstat(path)
+
+    monkeypatch.setattr("pipeal.reporting.page.run.os.lstat", refused)
+    code, out, err = run_command(runs.command, capsys, str(tmp_path))
+    assert (code, err) == (0, "")
+    assert "| run" in out

@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 
 from pydantic import Field, NonNegativeInt, TypeAdapter, ValidationError
 
+from pipeal.core.atomic import write_whole
 from pipeal.core.checked import misfit
 from pipeal.core.errors import ConfigError, DataError
 from pipeal.engine.schedule import Action
@@ -118,10 +119,18 @@ def repeated(rows: Sequence[Row], layers: int, *, of: int) -> tuple[Row, ...]:
     return (*islice(chain(rows[:1], cycle(rows[1:of])), layers), *rows[of:])
 
 
+def takes_no_time(costs: Costs) -> bool:
+    """Whether the layers, or the blocks for backpropagation, are faster all together than any model is."""
+    return any(sum(row.seconds for row in rows) < _LEAST_S for rows in (costs.layers, *costs.backprop.values()))
+
+
 def save_costs(costs: Costs, path: str | Path) -> None:
-    """Writes costs as JSON."""
-    text = json.dumps({"format": FORMAT, **asdict(costs)}, indent=1, allow_nan=False)
-    Path(path).write_text(text + "\n", encoding="utf-8")
+    """Writes costs as JSON, whole or not at all.
+
+    Raises:
+        DataError: The system refused to write.
+    """
+    write_whole(path, json.dumps({"format": FORMAT, **asdict(costs)}, indent=1, allow_nan=False) + "\n")
 
 
 def load_costs(path: str | Path) -> Costs:
@@ -153,7 +162,7 @@ def _contradiction(costs: Costs) -> str | None:
     """What is wrong with costs that are well formed."""
     if not costs.layers or not all(costs.backprop.values()):
         return "it holds no layer"
-    if any(sum(row.seconds for row in rows) < _LEAST_S for rows in (costs.layers, *costs.backprop.values())):
+    if takes_no_time(costs):
         return "its layers take no time, all of them together"
     if costs.backprop and (1 not in costs.backprop or len({len(rows) for rows in costs.backprop.values()}) > 1):
         return "of backpropagation it holds no whole batch, or other blocks than of parts"

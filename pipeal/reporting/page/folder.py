@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from pipeal.config import document
-from pipeal.core.artifacts import ASKED, CONFIG, EXITS, LOCK, ROWS, STATUS, SUMMARY
-from pipeal.core.errors import DataError, refusals_told
+from pipeal.core.artifacts import ASKED, CONFIG, EXITS, LOCK, ROWS, STATUS, SUMMARY, Artifact, artifacts
+from pipeal.core.errors import ConfigError, DataError, refusals_told
 from pipeal.core.lock import lock_is_held
 from pipeal.core.methods import METHODS
 from pipeal.reporting.page.rows import read_rows, require_file
@@ -70,6 +71,22 @@ def read_runs(folder: Path) -> list[Run]:
         if _FORM.fullmatch(absolute.name) and is_run(absolute.parent):
             return [run for run in read_runs(absolute.parent) if run.folder == absolute]
         return [_read(absolute, absolute.name, whole, missing)]
+
+
+def require_no_part(out: Path, own: Collection[Artifact]) -> None:
+    """Asks that what a command writes takes the place of no file that a run left in its folder.
+
+    Args:
+        out: Where it is to be written.
+        own: What the command may leave there, and replace.
+
+    Raises:
+        ConfigError: It would.
+    """
+    kept = [one.name for one in artifacts() if one not in own]
+    for part in (out.absolute(), *out.absolute().parents):
+        if any(fnmatch(part.name, name) for name in kept) and is_run(part.parent):
+            raise ConfigError(f"--out {out}: {part.name} there is the run's own; name another --out")
 
 
 def _is_listed(folder: Path) -> bool:

@@ -141,13 +141,13 @@ class Run:
 
     @property
     def size_bytes(self) -> int:
-        """What its files take, links not followed."""
+        """What its files take that may be looked at, links not followed."""
         found = 0
         for folder, _, files in os.walk(self.folder):
             for name in files:
                 try:
                     found += os.lstat(os.path.join(folder, name)).st_size
-                except FileNotFoundError:  # a live run renames and removes files
+                except (FileNotFoundError, PermissionError):  # a live run renames files; a folder may hide all but names
                     continue
         return found
 
