@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import covariance, fmean, stdev, variance
 from typing import Any
 
-from methods_rows import RATE, Facts, Row, best_try, cost_key, joined, key_of, read_table, row_of, seeds_of, tries
+from methods_rows import Facts, Row, best_try, cost_key, joined, key_of, read_table, row_of, seeds_of, tries
 
 from pipeal.core.errors import ConfigError, PipealError, unknown_name
 from pipeal.core.methods import BASELINE, METHODS
@@ -203,8 +203,8 @@ def _results(found: Found, gain_over: str | None) -> Iterator[dict[str, Cell]]:
     low = next((line for line in found.lines if line.name == gain_over), None)
     for line in found.lines:
         chosen = line.chosen
-        rate = None if chosen is None else chosen.setting.get("train.lr.base")
-        options = {} if chosen is None else {key: value for key, value in chosen.setting.items() if RATE not in key}
+        options = {} if chosen is None else dict(chosen.setting)
+        rate = options.pop("train.lr.base", None)
         yield {
             "method": _method(line.name),
             "parts": line.parts,

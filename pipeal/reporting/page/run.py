@@ -147,7 +147,10 @@ class Run:
             for name in files:
                 try:
                     found += os.lstat(os.path.join(folder, name)).st_size
-                except (FileNotFoundError, PermissionError):  # a live run renames files; a folder may hide all but names
+                except (
+                    FileNotFoundError,
+                    PermissionError,
+                ):  # a live run renames files; a folder may hide all but names
                     continue
         return found
 
