@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import permutations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pipeal import PlacementError
@@ -305,11 +305,16 @@ def test_a_link_has_to_carry_packets_of_mean_size_and_memory_to_hold_the_largest
     assert (stage.sends_s, stage.memory_bytes) == (1.0, 3 * 800)
 
 
-@settings(max_examples=60)
+@settings(max_examples=500)
+@example(
+    rows=[LayerCost(s / 3, 2 * s / 3, mean_out_bytes=n) for s, n in ((9, 1), (2, 1), (9, 64), (9, 1))],
+    each=[Link(), Link(1.0, 0.0), Link()],
+)
 @given(rows=st.lists(layer_costs, min_size=1, max_size=5), each=st.lists(links, min_size=1, max_size=3))
 def test_no_layout_is_faster_where_links_differ(rows: list[LayerCost], each: list[Link]) -> None:
     """Every link was once taken for the slowest: with a slow one in the midst a plan for four devices was slower than
-    one for the first two, and its table had the slow link behind every stage."""
+    one for the first two, and its table had the slow link behind every stage. Then stages that got furthest were kept
+    alone, of which the next could not always send: such a plan took twice the time."""
     worst = Link(min(one.bytes_per_s for one in each), max(one.latency_s for one in each))
     layout = best_layout({"cpu": rows}, replace(on(len(each) + 1, link=worst, queue_depth=2), links=tuple(each)))
     paces = []

@@ -10,15 +10,17 @@ to it, or under ``backward-overlap`` after all there are, which is the same for 
 The search asks for a time T how far the first devices can get if no part may take longer. Two facts make that exact
 and quick. If some devices can cover the first *b* layers, then whatever they could do with fewer is no better: a
 stage that begins later and ends in the same place has less to do and to average, holds less and sends the same. So one
-number per set of devices is enough. And when T does not suffice, the least time at which any of those answers would
-change is known: nothing between can suffice either. Bisection between such bounds ends at the optimum itself, not near
-it.
+number per set of devices is enough; only where links differ are all kept, for the link behind a stage depends on how
+many devices come before it, and who leaves one out has another. And when T does not suffice, the least time at which
+any of those answers would change is known: nothing between can suffice either. Bisection between such bounds ends at
+the optimum itself, not near it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from math import inf
 
 from pipeal.core.errors import PlacementError
@@ -189,46 +191,43 @@ class _Problem:
     def attempt(self, limit_s: float) -> tuple[list[_Step], float]:
         """The stages that take no longer, none if there are no such; and the least time at which more may be possible.
 
-        It is found how far each set of devices gets, set by set.
+        It is found how far each set of devices gets, set by set; where links differ, what it can cover at all.
         """
-        furthest = [-1] * len(self.sets.moves)
-        furthest[0] = 0
-        before: list[tuple[int, Group | None] | None] = [None] * len(self.sets.moves)
-        places = len(self.setup.links) or 1
-        ends = {  # looked up for every move, so by what is quick
-            id(group): [[-1] * self.layers for _ in range(places)] for group in self.groups
-        }
+        covered: list[dict[int, tuple[int, int, Group | None] | None]] = [{} for _ in self.sets.moves]
+        covered[0][0] = None
+        ends: dict[tuple[int, int, int], list[int]] = {}  # looked up for every move, so by what is quick
         next_s = inf
         for state, moves in enumerate(self.sets.moves):
-            start = furthest[state]
-            if start < 0 or start == self.layers:
-                continue
-            for after, group in moves:
-                if group is None:
-                    end = start
-                else:
-                    place = self._place(state, group) if places > 1 else 0
-                    row = ends[id(group)][place]
-                    end = row[start]
-                    if end < 0:
-                        end, changes_s = self._furthest(start, group, limit_s, self._send[group.device.kind, place])
-                        row[start] = end
-                        next_s = min(next_s, changes_s)
-                    if end == start:  # no stage
-                        continue
-                if end > furthest[after]:
-                    furthest[after] = end
-                    before[after] = (state, group)
-        full = [state for state, end in enumerate(furthest) if end == self.layers]
+            for start in covered[state]:
+                if start == self.layers:
+                    continue
+                for after, group in moves:
+                    if group is None:
+                        found = [start]
+                    else:
+                        place = self._place(state, group) if self.setup.links else 0
+                        key = id(group), place, start
+                        if key not in ends:
+                            send = self._send[group.device.kind, place]
+                            ends[key], changes_s = self._ends(start, group, limit_s, send)
+                            next_s = min(next_s, changes_s)
+                        found = ends[key]
+                    if not self.setup.links:  # of the set's ends the furthest is enough
+                        if not found or found[0] <= max(covered[after], default=-1):
+                            continue
+                        covered[after].clear()
+                    for end in found:
+                        covered[after].setdefault(end, (state, start, group))
+        full = [state for state, ends_there in enumerate(covered) if self.layers in ends_there]
         if not full:
             return [], next_s
         path: list[_Step] = []
-        state = min(full, key=self.sets.used.__getitem__)
-        while (step := before[state]) is not None:
-            earlier, group = step
+        state, end = min(full, key=self.sets.used.__getitem__), self.layers
+        while (step := covered[state][end]) is not None:
+            earlier, start, group = step
             if group is not None:
-                path.append(_Step(furthest[earlier], furthest[state], group, earlier))
-            state = earlier
+                path.append(_Step(start, end, group, earlier))
+            state, end = earlier, start
         return path[::-1], next_s
 
     def _place(self, state: int, group: Group) -> int:
@@ -238,20 +237,24 @@ class _Problem:
     def _sends_s(self, step: _Step) -> float:
         return self._send[step.group.device.kind, self._place(step.state, step.group)][step.end]
 
-    def _furthest(self, start: int, group: Group, limit_s: float, send: Sequence[float]) -> tuple[int, float]:
-        """The last layer's end that a stage may have, and the least time that would move it."""
+    def _ends(self, start: int, group: Group, limit_s: float, send: Sequence[float]) -> tuple[list[int], float]:
+        """The layers' ends that a stage may have, or the last of them; and the least time that would add a later one."""
         seconds_of = self._seconds[group]
-        end = seconds_of.furthest(start, limit_s)
-        while end > start and not (send[end] <= limit_s and self._fits(start, end, group)):
-            end -= 1
+        possible = (
+            end
+            for end in range(seconds_of.furthest(start, limit_s), start, -1)
+            if send[end] <= limit_s and self._fits(start, end, group)
+        )
+        found = list(possible if self.setup.links else islice(possible, 1))
+        known = {*found}
         next_s = inf
-        for later in range(end + 1, self.layers + 1):
+        for later in range((start if self.setup.links else max(known, default=start)) + 1, self.layers + 1):
             seconds = seconds_of(start, later)
             if seconds >= next_s:
                 break
-            if self._fits(start, later, group):
+            if later not in known and self._fits(start, later, group):
                 next_s = min(next_s, max(seconds, send[later]))
-        return end, next_s
+        return found, next_s
 
     def _memory(self, start: int, end: int, group: Group) -> int:
         return self.sums[group.device.kind].memory_bytes(start, end, group, self.setup.queue_depth)
