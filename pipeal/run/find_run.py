@@ -16,7 +16,7 @@ from uuid import uuid4
 from pipeal.config import RunConfig, TextConfig, all_values, document, load_config
 from pipeal.core.artifacts import ASKED, CHECKPOINTS, LOCK
 from pipeal.core.atomic import abandoned, sync_folder
-from pipeal.core.errors import ConfigError, DataError, first_line, refusals_told
+from pipeal.core.errors import ConfigError, DataError, first_line, refusals_told, require_usable
 from pipeal.core.lock import FileLock, lock_is_held
 from pipeal.core.methods import METHODS
 from pipeal.core.names import FILE, as_file_name, stem_of
@@ -85,9 +85,10 @@ def require_out(out: str) -> None:
     Raises:
         ConfigError: A folder is not one, or this process may not write there.
     """
-    path = Path(out)
-    with refusals_told(f"out: cannot use {out}", "; choose another --out", ConfigError):
-        there = next(one for one in (path, *path.absolute().parents) if one.exists())
+    path, told = Path(out), (f"--out {out}", "; choose another", ConfigError)
+    require_usable(path, *told)
+    with refusals_told(*told):
+        there = next(one for one in (path, *path.absolute().parents) if os.path.lexists(one))
         if not there.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, f"{there} is no folder")
         if not os.access(there, os.W_OK | os.X_OK):
@@ -125,7 +126,7 @@ def new_run(config: RunConfig) -> RunFolder:
 
 
 def _unusable(config: RunConfig, cause: OSError) -> ConfigError:
-    return ConfigError(f"out: cannot use {config.out}: {cause.strerror or cause}; choose another --out")
+    return ConfigError(f"--out {config.out}: {cause.strerror or cause}; choose another")
 
 
 def _sweep(config: RunConfig) -> None:

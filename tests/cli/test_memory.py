@@ -106,8 +106,8 @@ def test_a_small_model_is_looked_at_and_measured(tmp_path: Path, capsys: pytest.
         (["--set", "train.accumulate=4"], "train.accumulate: found 4; expected 1"),
         (["--set", "engine.compile=static"], "engine.compile: found static; expected none"),
         (["--set", "model.x_hid=none"], "model.x_hid"),
-        (["--out", "file"], "out: cannot use file: file is no folder"),
-        pytest.param(["--out", "n" * 300], "out: cannot use n+: File name too long", id="a long name"),
+        (["--out", "file"], "--out file: file is no folder; choose another"),
+        pytest.param(["--out", "n" * 300], "--out n+: File name too long", id="a long name"),
     ],
 )
 def test_a_mistake_is_told_in_one_line_and_nothing_is_written(

@@ -186,6 +186,7 @@ def test_the_page_lies_in_the_run_or_of_several_runs_here(
         (["run", "--out", "run/config.yaml"], "--out run/config.yaml: config.yaml there is the run's own"),
         (["run", "--out", "run/checkpoints/page.html"], "checkpoints there is the run's own; name another --out"),
         (["run", "--out", "run/model.safetensors"], "model.safetensors there is the run's own"),
+        (["run", "--out", "run/none/../config.yaml"], "config.yaml there is the run's own"),
         (["run", "none"], "none: no such folder"),
         pytest.param(["n" * 5000], "n: File name too long", id="a long name"),
         pytest.param(["run", "--out", "n" * 5000], "n: File name too long", id="a long file"),
@@ -203,3 +204,18 @@ def test_a_mistake_is_told_in_one_line(
     monkeypatch.chdir(tmp_path)
     told_one_line(line, *run_command(report.command, capsys, *arguments))
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["config.yaml", "file", "run"]
+
+
+def test_links_lead_into_a_run_and_out_of_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Symptom: over a link to it a checkpoint lost its manifest, and a page beside a run was refused by its way there."""
+    run = make_run(tmp_path / "run")
+    checkpoints = run / "checkpoints"
+    checkpoints.mkdir(exist_ok=True)
+    (tmp_path / "link").symlink_to(checkpoints)
+    before = sorted(tmp_path.rglob("*"))
+    refused = run_command(report.command, capsys, str(run), "--out", str(tmp_path / "link" / "manifest.json"))
+    told_one_line("checkpoints there is the run's own", *refused)
+    assert sorted(tmp_path.rglob("*")) == before
+    beside = str(checkpoints / ".." / ".." / "page.html")
+    assert run_command(report.command, capsys, str(run), "--out", beside)[0] == 0
+    assert (tmp_path / "page.html").is_file()

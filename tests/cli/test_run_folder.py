@@ -259,7 +259,7 @@ def test_a_folder_is_there_as_a_whole_or_not_at_all(tmp_path: Path, monkeypatch:
 
     with monkeypatch.context() as full:
         full.setattr(os, "fsync", fail)
-        with pytest.raises(ConfigError, match=r"out: cannot use .*: No space left on device; choose another --out"):
+        with pytest.raises(ConfigError, match=r"--out .*: No space left on device; choose another"):
             new_run(asked(tmp_path / "runs"))
     assert list((tmp_path / "runs").iterdir()) == []
     with new_run(asked(tmp_path / "runs")):
@@ -410,7 +410,7 @@ def test_a_folder_that_a_kill_left_in_the_making_is_removed_by_a_later_run(tmp_p
 
 def test_a_folder_for_all_runs_with_too_long_a_name_is_one_line(tmp_path: Path) -> None:
     """Found by the fuzzer: a traceback."""
-    with pytest.raises(ConfigError, match=r"out: cannot use .*: File name too long; choose another --out"):
+    with pytest.raises(ConfigError, match=r"--out .*: File name too long; choose another"):
         find_run(asked(tmp_path / ("a" * 5000)), "auto")
 
 

@@ -467,7 +467,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest
     (tmp_path / "file").write_text("")
     code, _, err = leaves(capsys, "toynews", "lstm", "--out", str(tmp_path / "file"), *SMALL)
     assert code == 2
-    assert "choose another --out" in err.splitlines()[-1]
+    assert "choose another" in err.splitlines()[-1]
 
 
 def test_what_may_not_be_written_is_told_before_any_data_is_read(
@@ -476,7 +476,7 @@ def test_what_may_not_be_written_is_told_before_any_data_is_read(
     """On a large data set minutes were lost."""
     (tmp_path / "file").write_text("")
     given = ["agnews", "lstm", "--data-root", str(tmp_path / "nowhere"), *SMALL, "--out"]
-    assert "out: cannot use" in leaves(capsys, *given, str(tmp_path / "file"))[2]
+    assert f"--out {tmp_path / 'file'}: " in leaves(capsys, *given, str(tmp_path / "file"))[2]
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert "nothing may be written in" in leaves(capsys, *given, str(tmp_path / "a" / "b"))[2]
     assert not (tmp_path / "a").exists()
@@ -519,7 +519,7 @@ def test_a_folder_that_leads_nowhere_is_named(tmp_path: Path, capsys: pytest.Cap
         capsys, "agnews", "lstm", "--data-root", str(root), "--devices=cpu", "--out", str(tmp_path / "dangling"), *SMALL
     )
     assert code == 2
-    assert "choose another --out" in err.splitlines()[-1]
+    assert "choose another" in err.splitlines()[-1]
 
 
 def test_the_last_seed_has_a_successor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

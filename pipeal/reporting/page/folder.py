@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -84,7 +85,8 @@ def require_no_part(out: Path, own: Collection[Artifact]) -> None:
         ConfigError: It would.
     """
     kept = [one.name for one in artifacts() if one not in own]
-    for part in (out.absolute(), *out.absolute().parents):
+    where = Path(os.path.realpath(out.parent), out.name)  # links and .. lead into a run, and out of one
+    for part in (where, *where.parents):
         if any(fnmatch(part.name, name) for name in kept) and is_run(part.parent):
             raise ConfigError(f"--out {out}: {part.name} there is the run's own; name another --out")
 
