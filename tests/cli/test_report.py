@@ -207,7 +207,7 @@ def test_a_mistake_is_told_in_one_line(
 
 
 def test_links_lead_into_a_run_and_out_of_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Symptom: over a link to it a checkpoint lost its manifest, and a page beside a run was refused by its way there."""
+    """Symptom: over a link to it a checkpoint lost its manifest, and a page beside a run was refused."""
     run = make_run(tmp_path / "run")
     checkpoints = run / "checkpoints"
     checkpoints.mkdir(exist_ok=True)

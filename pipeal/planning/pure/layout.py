@@ -238,7 +238,7 @@ class _Problem:
         return self._send[step.group.device.kind, self._place(step.state, step.group)][step.end]
 
     def _ends(self, start: int, group: Group, limit_s: float, send: Sequence[float]) -> tuple[list[int], float]:
-        """The layers' ends that a stage may have, or the last of them; and the least time that would add a later one."""
+        """The ends that a stage may have, or the last of them; and the least time that would add a later one."""
         seconds_of = self._seconds[group]
         possible = (
             end
