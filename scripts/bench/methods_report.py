@@ -53,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--seeds", type=int, metavar="N", help="of the seeds below N alone (all)")
     options = parser.parse_args(arguments)
+    if options.seeds is not None and options.seeds < 1:
+        parser.error(f"--seeds: found {options.seeds}, expected 1 or more")
     try:
         report(options.files, options.plot, options.gain_over, options.seeds)
     except PipealError as error:
