@@ -251,9 +251,9 @@ def estimate(
 ) -> Placement:
     """A stage on each device, of layers of about equally many weights together; nothing is tried.
 
-    Without sizes it is for layers that are offloaded, which may be on the meta device here: a trial would hold copies of
-    all. As many bytes of a layer come and go as it has weights, and its products grow with them. On a CPU one stage,
-    unless more are named, since each stage has a layer in memory.
+    Without sizes it is for layers that are offloaded, which may be on the meta device here: a trial would hold copies
+    of all. As many bytes of a layer come and go as it has weights, and its products grow with them. On a CPU one
+    stage, unless more are named, since each stage has a layer in memory.
 
     Args:
         layers: Of the model.

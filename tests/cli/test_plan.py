@@ -414,3 +414,11 @@ def test_a_folder_that_cannot_be_made_is_told_before_a_plan_is(
     costs = saved(tmp_path / "c.json")
     ended = run_command(plan.command, capsys, "--costs", str(costs), "--out", str(tmp_path / "link"))
     told_one_line("link is no folder; choose another", *ended)
+
+
+def test_a_run_keeps_its_costs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Symptom: a plan in a run's folder replaced the costs that the run had measured."""
+    (tmp_path / "asked.yaml").touch()
+    costs = saved(tmp_path / "costs.json")
+    ended = run_command(plan.command, capsys, "--costs", str(costs), "--out", str(tmp_path))
+    told_one_line("a run is there; choose another", *ended)
