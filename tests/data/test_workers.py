@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from pipeal.data.loading.workers import serve_parent, starting_workers, worker_failure
+from pipeal.data.loading.workers import serve_parent, starting_workers, worker_context, worker_failure
 
 FEEDS = """
 import multiprocessing, signal, sys
@@ -218,3 +218,63 @@ def test_a_worker_that_died_is_told_of_where_a_batch_is_waited_for_and_nowhere_e
     first, second = done.stdout.splitlines()
     assert first == "writes on"
     assert "a worker process that prepares batches died" in second
+
+
+LOOKING = """
+import os, signal, sys, threading, time
+import numpy as np
+from pipeal.data import CheckpointableLoader, ImageBatches, ImageSplit, MapIterator, NativeCheckpointableIterator
+
+def look(event):
+    while True:
+        event.is_set()
+
+def die_as_it_looks(*_):
+    frame = sys._getframe()
+    while "done_event" not in frame.f_locals:  # of PyTorch's loop in a worker
+        frame = frame.f_back
+    threading.Thread(target=look, args=(frame.f_locals["done_event"],), daemon=True).start()
+    time.sleep(0.1)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+class Split(ImageSplit):
+    images = die_as_it_looks
+
+split = Split(np.zeros((4, 8, 8, 3), np.uint8), np.zeros(4, np.int64))
+for _ in range(3):
+    numbers = MapIterator(NativeCheckpointableIterator(range(4)), die_as_it_looks)
+    images = ImageBatches(split, batch_size=1, mean=(0, 0, 0), std=(1, 1, 1), workers=1, start_method="fork")
+    for feed in CheckpointableLoader(numbers, 1, multiprocessing_context="fork"), images:
+        try:
+            list(feed)
+        except Exception as error:
+            print(type(error).__name__)
+"""
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_as_it_looks_whether_it_is_done_is_told_of() -> None:
+    """Symptom: it kept the lock of PyTorch's event, and the loader waited for that for ever, twice."""
+    done = subprocess.run([sys.executable, "-c", LOOKING], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["RuntimeError", "WorkerError"] * 3
+
+
+def wait_for(event: Any) -> None:
+    while not event.is_set():
+        sleep(0.001)
+
+
+@pytest.mark.parametrize(
+    "method", ["fork", *(pytest.param(other, marks=pytest.mark.slow) for other in ("spawn", "forkserver"))]
+)
+def test_what_is_set_is_seen_by_workers_however_they_start(method: str) -> None:
+    context: Any = worker_context(method)
+    event = context.Event()
+    worker = context.Process(target=wait_for, args=(event,))
+    worker.start()
+    worker.join(0.1)
+    assert worker.is_alive()
+    event.set()
+    worker.join(120)
+    assert worker.exitcode == 0

@@ -19,7 +19,7 @@ from pipeal.data.checks import at_least
 from pipeal.data.images.augment import Augment
 from pipeal.data.images.split import ImageSplit
 from pipeal.data.loading.loader import Batch
-from pipeal.data.loading.workers import serve_parent, starting_workers, worker_failure
+from pipeal.data.loading.workers import serve_parent, starting_workers, worker_context, worker_failure
 
 __all__ = ["ImageBatches"]
 
@@ -132,7 +132,7 @@ class ImageBatches:
             pin_memory=self.pin_memory,
             prefetch_factor=2,
             persistent_workers=True,
-            multiprocessing_context=self.start_method,
+            multiprocessing_context=worker_context(self.start_method),
             worker_init_fn=serve_parent,
             # Of its own: the loader would draw its workers' seeds from the default generator.
             generator=torch.Generator(),

@@ -22,7 +22,7 @@ from pipeal.data.checks import at_least
 from pipeal.data.iterators.base import CheckpointableIterator, State, check_frame
 from pipeal.data.iterators.checks import check_instance
 from pipeal.data.iterators.shards import ShardIterator
-from pipeal.data.loading.workers import serve_parent, starting_workers
+from pipeal.data.loading.workers import serve_parent, starting_workers, worker_context
 
 __all__ = ["CheckpointableLoader", "IterableCheckpointedDataset"]
 
@@ -133,9 +133,9 @@ class CheckpointableLoader(Generic[T]):
             "num_workers": workers,
             "pin_memory": pin_memory,
             "prefetch_factor": prefetch_factor if workers else None,
-            "multiprocessing_context": multiprocessing_context if workers else None,
             "timeout": timeout_s,
         }
+        self._start_method = multiprocessing_context
         self._runs = 0
         self._running: Generator[T, None, None] | None = None
         self.setstate(None)
@@ -216,8 +216,15 @@ class CheckpointableLoader(Generic[T]):
     def _run(self) -> Generator[T, None, None]:
         served = _Shards(self._source, self._setup, self._next, list(self._states))
         # Without batches of its own, and with what arrives handed on as it is.
-        loader = DataLoader(served, batch_size=None, collate_fn=_as_it_is, worker_init_fn=serve_parent, **self._options)
-        with starting_workers(self._options["multiprocessing_context"]):
+        loader = DataLoader(
+            served,
+            batch_size=None,
+            collate_fn=_as_it_is,
+            worker_init_fn=serve_parent,
+            multiprocessing_context=worker_context(self._start_method) if self._options["num_workers"] else None,
+            **self._options,
+        )
+        with starting_workers(self._start_method):
             arriving = iter(loader)
         due = 0
         try:

@@ -11,6 +11,10 @@ import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
+from ctypes import c_bool
+from functools import partial
+from multiprocessing.context import BaseContext
 
 from pipeal.core.errors import WorkerError
 
@@ -34,6 +38,33 @@ def serve_parent(_: int = 0) -> None:
         threading.Thread(target=_obey, args=(parent.pid,), name="pipeal-obey-parent", daemon=True).start()
         released.discard(signal.SIGTERM)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, released)
+
+
+def worker_context(start_method: str | None = None) -> BaseContext:
+    """What a ``DataLoader`` makes its workers of, and the event that says that they are done: here without a lock.
+
+    That of :mod:`multiprocessing` has one, and a worker that is killed as it looks at the event keeps it. Before the
+    loader tells of the death it looks, too: it would wait for ever, and once more in what cleans up after a Ctrl-C.
+
+    Args:
+        start_method: How workers start; None for Python's default.
+    """
+    context = copy(multiprocessing.get_context(start_method))
+    context.Event = partial(_Flag, context)  # type: ignore[method-assign, assignment]
+    return context
+
+
+class _Flag:
+    """A byte that all processes see."""
+
+    def __init__(self, context: BaseContext) -> None:
+        self._value = context.RawValue(c_bool)
+
+    def set(self) -> None:
+        self._value.value = True
+
+    def is_set(self) -> bool:
+        return self._value.value
 
 
 @contextmanager
