@@ -260,6 +260,41 @@ def test_a_worker_that_is_killed_as_it_looks_whether_it_is_done_is_told_of() -> 
     assert done.stdout.split() == ["RuntimeError", "WorkerError"] * 3
 
 
+HALF = """
+import os, signal, struct, sys, time
+from pipeal.data import CheckpointableLoader, MapIterator, NativeCheckpointableIterator, ParallelMapIterator
+
+def die_halfway(item):
+    frame = sys._getframe()
+    while not {"data_queue", "result_queue"} & frame.f_locals.keys():  # of PyTorch's loop in a worker, and of a pool's
+        frame = frame.f_back
+    queue = frame.f_locals.get("data_queue") or frame.f_locals["result_queue"]
+    if item == 2:
+        time.sleep(0.5)  # so that none of its threads sends anything
+        os.write(queue._writer.fileno(), struct.pack("!i", 1000) + b"not a thousand bytes")
+        os.kill(os.getpid(), signal.SIGKILL)
+    return item
+
+numbers = NativeCheckpointableIterator(range(9))
+for feed in (
+    CheckpointableLoader(MapIterator(numbers, die_halfway), 2, multiprocessing_context="fork"),
+    ParallelMapIterator(numbers, die_halfway, 2, 1, start_method="fork"),
+):
+    try:
+        list(feed)
+    except Exception as error:
+        print(type(error).__name__)
+"""
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_halfway_through_a_message_is_told_of() -> None:
+    """Symptom: the rest was waited for for ever, since others could have written it."""
+    done = subprocess.run([sys.executable, "-c", HALF], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["RuntimeError", "BrokenProcessPool"]
+
+
 def wait_for(event: Any) -> None:
     while not event.is_set():
         sleep(0.001)

@@ -11,6 +11,7 @@ latest state of each shard that the consumer has seen; that is its own state.
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -22,7 +23,7 @@ from pipeal.data.checks import at_least
 from pipeal.data.iterators.base import CheckpointableIterator, State, check_frame
 from pipeal.data.iterators.checks import check_instance
 from pipeal.data.iterators.shards import ShardIterator
-from pipeal.data.loading.workers import serve_parent, starting_workers, worker_context
+from pipeal.data.loading.workers import serve_parent, starting_workers, watch_workers, worker_context
 
 __all__ = ["CheckpointableLoader", "IterableCheckpointedDataset"]
 
@@ -226,6 +227,8 @@ class CheckpointableLoader(Generic[T]):
         )
         with starting_workers(self._start_method):
             arriving = iter(loader)
+        workers, answers = getattr(arriving, "_workers", ()), getattr(arriving, "_worker_result_queue", None)
+        over = watch_workers(lambda: workers, answers._writer) if answers is not None else threading.Event()
         due = 0
         try:
             for shard, state, item in arriving:
@@ -237,6 +240,7 @@ class CheckpointableLoader(Generic[T]):
             add_note(failure, f"raised when item {due} of this pass of CheckpointableLoader was due, from 0")
             raise
         finally:
+            over.set()
             # Left to garbage collection, the workers would live as long as the traceback of an exception.
             end_workers = getattr(arriving, "_shutdown_workers", None)
             if end_workers is not None:

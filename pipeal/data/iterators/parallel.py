@@ -19,14 +19,16 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
+from multiprocessing.process import BaseProcess
 from typing import Any, TypeAlias, TypeVar
 
 from pipeal.core.errors import ConfigError, add_note
 from pipeal.data.checks import at_least
 from pipeal.data.iterators.base import CheckpointableIterator, Stage, State
 from pipeal.data.iterators.checks import a_function, apply, shorter
-from pipeal.data.loading.workers import serve_parent, starting_workers
+from pipeal.data.loading.workers import serve_parent, starting_workers, watch_workers
 
 __all__ = ["ParallelMapIterator"]
 
@@ -118,7 +120,9 @@ class ParallelMapIterator(Stage[Out]):
                 _check_importable(self._transform)
             self._pool = ProcessPoolExecutor(self._processes, context, _learn, (self._transform,))
             self._owner = os.getpid()
-            self._end = weakref.finalize(self, _end, self._pool, self._owner)
+            answers: Any = self._pool._result_queue
+            over = watch_workers(partial(_processes, self._pool), answers._writer)
+            self._end = weakref.finalize(self, _end, self._pool, self._owner, over)
             # The pool starts its processes with the first task.
             with self._dying(), starting_workers(self._start_method):
                 first = self._pool.submit(_answer, [])
@@ -257,12 +261,17 @@ def _portable(failure: Exception) -> Exception:
     return failure
 
 
-def _end(pool: ProcessPoolExecutor, process: int) -> None:
+def _processes(pool: ProcessPoolExecutor) -> list[BaseProcess]:
+    # A private name: until Python 3.14 no public one ends a process that is stuck.
+    return list((getattr(pool, "_processes", None) or {}).values())
+
+
+def _end(pool: ProcessPoolExecutor, process: int, over: threading.Event) -> None:
     if os.getpid() != process:
         return
-    # Private names: until Python 3.14 no public one ends a process that is stuck.
+    over.set()
     manager = getattr(pool, "_executor_manager_thread", None)
-    processes = list((getattr(pool, "_processes", None) or {}).values())
+    processes = _processes(pool)
     pool.shutdown(wait=False, cancel_futures=True)
     # Garbage collection may run anywhere, on the thread that manages the pool too, which cannot wait for itself.
     if manager is None or threading.current_thread() is manager:

@@ -9,16 +9,21 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from ctypes import c_bool
 from functools import partial
+from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
 
 from pipeal.core.errors import WorkerError
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+TELLS_S = 10.0
+"""By when whoever waits for workers has found that one has died; PyTorch looks after 5 seconds without a batch."""
 
 
 def serve_parent(_: int = 0) -> None:
@@ -65,6 +70,24 @@ class _Flag:
 
     def is_set(self) -> bool:
         return self._value.value
+
+
+def watch_workers(workers: Callable[[], Iterable[BaseProcess]], writer: Connection) -> threading.Event:
+    """Ends what waits for the rest of a message where a worker was killed as it sent it.
+
+    A pipe ends for its reader once nobody is left who could write to it. So, some time after one worker has failed, the
+    others are killed and this end is closed: what reads gets an ``EOFError``, and not what it would wait for for ever.
+
+    Args:
+        workers: Those that there are by now.
+        writer: The end of the pipe through which they all answer.
+
+    Returns:
+        To be set where nothing more is waited for.
+    """
+    over = threading.Event()
+    threading.Thread(target=_watch, args=(workers, writer, over), name="pipeal-watch-workers", daemon=True).start()
+    return over
 
 
 @contextmanager
@@ -146,6 +169,16 @@ _REASONS = (
     ),
 )
 """What PyTorch says, and what to make of it."""
+
+
+def _watch(workers: Callable[[], Iterable[BaseProcess]], writer: Connection, over: threading.Event) -> None:
+    while not over.wait(1.0):
+        if any(worker.exitcode for worker in workers()):  # neither None nor 0
+            if not over.wait(TELLS_S):
+                for worker in workers():
+                    worker.kill()
+                writer.close()
+            return
 
 
 def _follow(parent: multiprocessing.process.BaseProcess) -> None:
