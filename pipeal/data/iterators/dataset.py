@@ -14,6 +14,7 @@ import copy
 import threading
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
@@ -226,9 +227,11 @@ class CheckpointableLoader(Generic[T]):
             **self._options,
         )
         with starting_workers(self._start_method):
-            arriving = iter(loader)
-        workers, answers = getattr(arriving, "_workers", ()), getattr(arriving, "_worker_result_queue", None)
-        over = watch_workers(lambda: workers, answers._writer) if answers is not None else threading.Event()
+            arriving: Any = iter(loader)
+        over = threading.Event()
+        if self._options["num_workers"]:
+            workers, serving = arriving._workers, arriving._workers_status  # how others end does not matter
+            watch_workers(lambda: list(compress(workers, serving)), arriving._worker_result_queue._writer, over)
         due = 0
         try:
             for shard, state, item in arriving:
@@ -240,11 +243,11 @@ class CheckpointableLoader(Generic[T]):
             add_note(failure, f"raised when item {due} of this pass of CheckpointableLoader was due, from 0")
             raise
         finally:
-            over.set()
             # Left to garbage collection, the workers would live as long as the traceback of an exception.
             end_workers = getattr(arriving, "_shutdown_workers", None)
             if end_workers is not None:
-                end_workers()
+                end_workers()  # and the thread that pins memory, which may wait for the rest of a message
+            over.set()
         self._ended = True
 
 

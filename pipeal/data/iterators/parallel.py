@@ -19,16 +19,17 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from time import monotonic
 from typing import Any, TypeAlias, TypeVar
 
 from pipeal.core.errors import ConfigError, add_note
 from pipeal.data.checks import at_least
 from pipeal.data.iterators.base import CheckpointableIterator, Stage, State
 from pipeal.data.iterators.checks import a_function, apply, shorter
-from pipeal.data.loading.workers import serve_parent, starting_workers, watch_workers
+from pipeal.data.loading.workers import fill_up, serve_parent, starting_workers, watch_workers
 
 __all__ = ["ParallelMapIterator"]
 
@@ -120,12 +121,13 @@ class ParallelMapIterator(Stage[Out]):
                 _check_importable(self._transform)
             self._pool = ProcessPoolExecutor(self._processes, context, _learn, (self._transform,))
             self._owner = os.getpid()
-            answers: Any = self._pool._result_queue
-            over = watch_workers(partial(_processes, self._pool), answers._writer)
-            self._end = weakref.finalize(self, _end, self._pool, self._owner, over)
+            pool, over = self._pool, threading.Event()
+            self._end = weakref.finalize(self, _end, pool, self._owner, over)
             # The pool starts its processes with the first task.
             with self._dying(), starting_workers(self._start_method):
-                first = self._pool.submit(_answer, [])
+                first = pool.submit(_answer, [])
+            insides = _Insides(pool)
+            watch_workers(insides.processes, insides.writer, over)
             with self._dying():
                 first.result()
 
@@ -261,23 +263,33 @@ def _portable(failure: Exception) -> Exception:
     return failure
 
 
-def _processes(pool: ProcessPoolExecutor) -> list[BaseProcess]:
-    # A private name: until Python 3.14 no public one ends a process that is stuck.
-    return list((getattr(pool, "_processes", None) or {}).values())
+class _Insides:
+    """What a pool has no public names for, as it was before its shutdown: one that is stuck is ended by these."""
+
+    def __init__(self, pool: Any) -> None:
+        self.manager: threading.Thread | None = pool._executor_manager_thread
+        self.writer: Connection = pool._result_queue._writer
+        self._processes: dict[int, BaseProcess] = pool._processes
+
+    def processes(self) -> list[BaseProcess]:
+        """Those that there are by now."""
+        return list(self._processes.values())
 
 
 def _end(pool: ProcessPoolExecutor, process: int, over: threading.Event) -> None:
     if os.getpid() != process:
         return
     over.set()
-    manager = getattr(pool, "_executor_manager_thread", None)
-    processes = _processes(pool)
+    insides = _Insides(pool)
+    manager = insides.manager
     pool.shutdown(wait=False, cancel_futures=True)
     # Garbage collection may run anywhere, on the thread that manages the pool too, which cannot wait for itself.
     if manager is None or threading.current_thread() is manager:
         return
     manager.join(GRACE_S)
     if manager.is_alive():
-        for each in processes:
+        for each in insides.processes():
             each.kill()
-        manager.join(GRACE_S)
+            each.join()
+        until = monotonic() + GRACE_S
+        fill_up(insides.writer, lambda: manager.is_alive() and monotonic() < until)

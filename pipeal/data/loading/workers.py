@@ -5,12 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
+import select
 import signal
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import copy
 from ctypes import c_bool
 from functools import partial
@@ -23,7 +24,7 @@ from pipeal.core.errors import WorkerError
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 TELLS_S = 10.0
-"""By when whoever waits for workers has found that one has died; PyTorch looks after 5 seconds without a batch."""
+"""How long a dead worker may go unnoticed; PyTorch looks after 5 seconds without a batch, or after its ``timeout``."""
 
 
 def serve_parent(_: int = 0) -> None:
@@ -72,22 +73,31 @@ class _Flag:
         return self._value.value
 
 
-def watch_workers(workers: Callable[[], Iterable[BaseProcess]], writer: Connection) -> threading.Event:
-    """Ends what waits for the rest of a message where a worker was killed as it sent it.
+def watch_workers(workers: Callable[[], Iterable[BaseProcess]], writer: Connection, over: threading.Event) -> None:
+    """Ends the wait for the rest of a message whose worker was killed as it sent it.
 
-    A pipe ends for its reader once nobody is left who could write to it. So, some time after one worker has failed, the
-    others are killed and this end is closed: what reads gets an ``EOFError``, and not what it would wait for for ever.
+    ``TELLS_S`` after one worker has failed the others are killed, and the message is :func:`filled up <fill_up>`.
 
     Args:
-        workers: Those that there are by now.
+        workers: Those that may still send something.
         writer: The end of the pipe through which they all answer.
-
-    Returns:
-        To be set where nothing more is waited for.
+        over: To be set once nobody waits for a message any more.
     """
-    over = threading.Event()
     threading.Thread(target=_watch, args=(workers, writer, over), name="pipeal-watch-workers", daemon=True).start()
-    return over
+
+
+def fill_up(writer: Connection, waits: Callable[[], bool]) -> None:
+    """Writes zeros while somebody waits for the rest of a message, of which no writer is left.
+
+    A pickle that is cut short ends in none, so that its reader raises. To close the pipe would not do: processes that
+    were forked meanwhile, such as those of another iterator, could write to it, too.
+    """
+    room = select.poll()
+    room.register(writer, select.POLLOUT)
+    with suppress(OSError):  # its reader is gone
+        while waits():
+            if room.poll(100):
+                os.write(writer.fileno(), bytes(select.PIPE_BUF))
 
 
 @contextmanager
@@ -177,7 +187,8 @@ def _watch(workers: Callable[[], Iterable[BaseProcess]], writer: Connection, ove
             if not over.wait(TELLS_S):
                 for worker in workers():
                     worker.kill()
-                writer.close()
+                    worker.join()
+                fill_up(writer, lambda: not over.is_set())
             return
 
 
