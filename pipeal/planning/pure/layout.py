@@ -11,16 +11,15 @@ The search asks for a time T how far the first devices can get if no part may ta
 and quick. If some devices can cover the first *b* layers, then whatever they could do with fewer is no better: a
 stage that begins later and ends in the same place has less to do and to average, holds less and sends the same. So one
 number per set of devices is enough; only where links differ are all kept, for the link behind a stage depends on how
-many devices come before it, and who leaves one out has another. And when T does not suffice, the least time at which
-any of those answers would change is known: nothing between can suffice either. Bisection between such bounds ends at
-the optimum itself, not near it.
+many devices come before it, and leaving one out changes it. And when T does not suffice, the least time at which any
+of those answers would change is known: nothing between can suffice either. Bisection between such bounds ends at the
+optimum itself, not near it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from math import inf
 
 from pipeal.core.errors import PlacementError
@@ -149,6 +148,10 @@ class _Step:
     state: int
 
 
+def _bits(number: int) -> list[int]:
+    return [bit for bit in range(number.bit_length()) if number >> bit & 1]
+
+
 class _Problem:
     def __init__(
         self,
@@ -169,6 +172,7 @@ class _Problem:
         self.layers = len(costs[devices[0].kind])
         if len(set(devices)) == 1:  # of devices that are all alike, no more than this can be of use
             del self.devices[self.layers * setup.stage_replicas :]
+        self._unfinished = (1 << self.layers) - 1
         self._send = {  # where links differ, by what is behind each device; devices are all alike then
             (kind, place): [
                 0.0,
@@ -191,44 +195,64 @@ class _Problem:
     def attempt(self, limit_s: float) -> tuple[list[_Step], float]:
         """The stages that take no longer, none if there are no such; and the least time at which more may be possible.
 
-        It is found how far each set of devices gets, set by set; where links differ, what it can cover at all.
+        It is found where each set of devices can end, set by set: bits of a number. Where links are alike, the furthest
+        is enough.
         """
-        covered: list[dict[int, tuple[int, int, Group | None] | None]] = [{} for _ in self.sets.moves]
-        covered[0][0] = None
-        ends: dict[tuple[int, int, int], list[int]] = {}  # looked up for every move, so by what is quick
+        reached = [0] * len(self.sets.moves)
+        reached[0] = 1
+        places = len(self.setup.links) or 1
+        ends: dict[int, list[list[int]]] = {  # looked up for every move, so by what is quick
+            id(group): [[-1] * self.layers for _ in range(places)] for group in self.groups
+        }
         next_s = inf
         for state, moves in enumerate(self.sets.moves):
-            for start in covered[state]:
-                if start == self.layers:
-                    continue
-                for after, group in moves:
-                    if group is None:
-                        found = [start]
-                    else:
-                        place = self._place(state, group) if self.setup.links else 0
-                        key = id(group), place, start
-                        if key not in ends:
-                            send = self._send[group.device.kind, place]
-                            ends[key], changes_s = self._ends(start, group, limit_s, send)
+            here = reached[state] & self._unfinished
+            if not here:
+                continue
+            starts = _bits(here) if self.setup.links else (here.bit_length() - 1,)
+            for after, group in moves:
+                if group is None:
+                    found = here
+                else:
+                    place = self._place(state, group) if self.setup.links else 0
+                    row = ends[id(group)][place]
+                    found = 0
+                    for start in starts:
+                        if row[start] < 0:
+                            row[start], changes_s = self._ends(
+                                start, group, limit_s, self._send[group.device.kind, place]
+                            )
                             next_s = min(next_s, changes_s)
-                        found = ends[key]
-                    if not self.setup.links:  # of the set's ends the furthest is enough
-                        if not found or found[0] <= max(covered[after], default=-1):
-                            continue
-                        covered[after].clear()
-                    for end in found:
-                        covered[after].setdefault(end, (state, start, group))
-        full = [state for state, ends_there in enumerate(covered) if self.layers in ends_there]
+                        found |= row[start]
+                if self.setup.links:
+                    reached[after] |= found
+                elif found > reached[after]:
+                    reached[after] = found
+        full = [state for state, found in enumerate(reached) if found > self._unfinished]
         if not full:
             return [], next_s
+        return self._path(min(full, key=self.sets.used.__getitem__), reached, ends), next_s
+
+    def _path(self, at: int, reached: Sequence[int], ends: Mapping[int, Sequence[Sequence[int]]]) -> list[_Step]:
+        """The stages that lead to a set of devices that covers all layers, found from there back."""
         path: list[_Step] = []
-        state, end = min(full, key=self.sets.used.__getitem__), self.layers
-        while (step := covered[state][end]) is not None:
-            earlier, start, group = step
-            if group is not None:
-                path.append(_Step(start, end, group, earlier))
-            state, end = earlier, start
-        return path[::-1], next_s
+        end = self.layers
+        for state in range(at - 1, -1, -1):
+            for after, group in self.sets.moves[state]:
+                if after != at:
+                    continue
+                row = None if group is None else ends[id(group)][self._place(state, group)]
+                begins = [
+                    start
+                    for start in _bits(reached[state] & self._unfinished)
+                    if (start == end if row is None else row[start] > 0 and row[start] >> end & 1)
+                ]
+                if begins:
+                    if group is not None:
+                        path.append(_Step(begins[0], end, group, state))
+                    at, end = state, begins[0]
+                    break
+        return path[::-1]
 
     def _place(self, state: int, group: Group) -> int:
         """Which link is behind a group that follows a set of devices."""
@@ -237,22 +261,21 @@ class _Problem:
     def _sends_s(self, step: _Step) -> float:
         return self._send[step.group.device.kind, self._place(step.state, step.group)][step.end]
 
-    def _ends(self, start: int, group: Group, limit_s: float, send: Sequence[float]) -> tuple[list[int], float]:
+    def _ends(self, start: int, group: Group, limit_s: float, send: Sequence[float]) -> tuple[int, float]:
         """The ends that a stage may have, or the last of them; and the least time that would add a later one."""
         seconds_of = self._seconds[group]
-        possible = (
-            end
-            for end in range(seconds_of.furthest(start, limit_s), start, -1)
-            if send[end] <= limit_s and self._fits(start, end, group)
-        )
-        found = list(possible if self.setup.links else islice(possible, 1))
-        known = {*found}
+        found = 0
+        for end in range(seconds_of.furthest(start, limit_s), start, -1):
+            if send[end] <= limit_s and self._fits(start, end, group):
+                found |= 1 << end
+                if not self.setup.links:
+                    break
         next_s = inf
-        for later in range((start if self.setup.links else max(known, default=start)) + 1, self.layers + 1):
+        for later in range((start if self.setup.links else max(start, found.bit_length() - 1)) + 1, self.layers + 1):
             seconds = seconds_of(start, later)
             if seconds >= next_s:
                 break
-            if later not in known and self._fits(start, later, group):
+            if not found >> later & 1 and self._fits(start, later, group):
                 next_s = min(next_s, max(seconds, send[later]))
         return found, next_s
 
