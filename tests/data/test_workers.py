@@ -262,6 +262,8 @@ def test_a_worker_that_is_killed_as_it_looks_whether_it_is_done_is_told_of() -> 
 
 HALF = """
 import os, signal, struct, sys, time
+from multiprocessing.util import Finalize
+import torch
 from pipeal.data import CheckpointableLoader, MapIterator, NativeCheckpointableIterator, ParallelMapIterator
 
 def die_halfway(item):
@@ -275,24 +277,67 @@ def die_halfway(item):
         os.kill(os.getpid(), signal.SIGKILL)
     return item
 
-numbers = NativeCheckpointableIterator(range(9))
-for feed in (
-    CheckpointableLoader(MapIterator(numbers, die_halfway), 2, multiprocessing_context="fork"),
-    ParallelMapIterator(numbers, die_halfway, 2, 1, start_method="fork"),
-):
-    try:
-        list(feed)
-    except Exception as error:
-        print(type(error).__name__)
+def feed(how):
+    numbers = NativeCheckpointableIterator(range(9))
+    if how in ("loader", "pinned"):
+        pinned = how == "pinned"
+        if pinned and not torch.cuda.is_available():  # its thread is PyTorch's, what that calls does nothing
+            import torch.utils.data._utils.pin_memory as module
+            module.pin_memory = lambda data, device=None: data
+            torch.accelerator.is_available = torch.cuda.is_available = lambda: True
+            torch.accelerator.current_accelerator = lambda *_, **__: torch.device("cuda")
+            torch.accelerator.current_device_index = torch.cuda.current_device = lambda: 0
+            torch.accelerator.set_device_index = torch.cuda.set_device = lambda *_: None
+        mapped = MapIterator(numbers, die_halfway)
+        return CheckpointableLoader(mapped, 2, multiprocessing_context="fork", pin_memory=pinned)
+    mapped = ParallelMapIterator(numbers, die_halfway, 2, 1, start_method="fork")
+    if how == "pool behind a pool":  # whose processes hold the first one's pipe
+        return ParallelMapIterator(mapped, abs, 2, 1, start_method="fork")
+    return mapped
+
+def long(item):
+    time.sleep(1.0)
+    return item
+
+def of_which_one_fails_at_its_end(_, number):
+    if number:
+        return MapIterator(NativeCheckpointableIterator(range(15)), long)
+    Finalize(None, os._exit, (3,), exitpriority=100)
+    return NativeCheckpointableIterator(range(1))
+
+how = sys.argv[1]
+try:
+    if how == "closed pool":
+        with feed(how) as pool:
+            next(pool), next(pool)
+            time.sleep(1.5)
+    elif how == "served":
+        print(len(list(CheckpointableLoader(of_which_one_fails_at_its_end, 2, multiprocessing_context="fork"))))
+    else:
+        list(feed(how))
+except Exception as error:
+    print(type(error).__name__)
+print("ended")
 """
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_killed_halfway_through_a_message_is_told_of() -> None:
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("loader", ["RuntimeError"]),
+        ("pinned", ["RuntimeError"]),
+        ("pool", ["BrokenProcessPool"]),
+        ("pool behind a pool", ["BrokenProcessPool"]),
+        ("closed pool", []),
+        ("served", ["16"]),  # nobody was waited for
+    ],
+)
+def test_a_worker_that_is_killed_halfway_through_a_message_is_told_of(how: str, told: list[str]) -> None:
     """Symptom: the rest was waited for for ever, since others could have written it."""
-    done = subprocess.run([sys.executable, "-c", HALF], capture_output=True, text=True, timeout=600)
+    done = subprocess.run([sys.executable, "-c", HALF, how], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["RuntimeError", "BrokenProcessPool"]
+    assert done.stdout.split() == [*told, "ended"]
 
 
 def wait_for(event: Any) -> None:
