@@ -93,8 +93,8 @@ def fill_up(writer: Connection, waits: Callable[[], bool]) -> None:
     were forked meanwhile, such as those of another iterator, could write to it, too.
     """
     room = select.poll()
-    room.register(writer, select.POLLOUT)
-    with suppress(OSError):  # its reader is gone
+    with suppress(OSError):  # it is closed, or its reader is gone
+        room.register(writer, select.POLLOUT)
         while waits():
             if room.poll(100):
                 os.write(writer.fileno(), bytes(select.PIPE_BUF))
