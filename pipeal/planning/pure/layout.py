@@ -185,6 +185,10 @@ class _Problem:
         sets = device_sets(self.devices, setup.stage_replicas)
         self.sets = sets if graphs == 1 else with_graphs(sets, graphs)
         self.groups = {group for moves in self.sets.moves for _, group in moves if group is not None}
+        self._before: list[list[tuple[int, Group | None]]] = [[] for _ in self.sets.moves]
+        for state, moves in enumerate(self.sets.moves):
+            for after, group in moves:
+                self._before[after].append((state, group))
         joining = schedule if schedule is not None and schedule.joins and not schedule.serial else None
         alike = {
             group: StageSeconds(costs[group.device.kind], group, setup, averaging, updates=updates, joining=joining)
@@ -237,10 +241,8 @@ class _Problem:
         """The stages that lead to a set of devices that covers all layers, found from there back."""
         path: list[_Step] = []
         end = self.layers
-        for state in range(at - 1, -1, -1):
-            for after, group in self.sets.moves[state]:
-                if after != at:
-                    continue
+        while at:
+            for state, group in self._before[at]:
                 row = None if group is None else ends[id(group)][self._place(state, group)]
                 begins = [
                     start
