@@ -467,7 +467,8 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest
     (tmp_path / "file").write_text("")
     code, _, err = leaves(capsys, "toynews", "lstm", "--out", str(tmp_path / "file"), *SMALL)
     assert code == 2
-    assert "choose another" in err.splitlines()[-1]
+    assert f"--out {tmp_path / 'file'}: " in err.splitlines()[-1]
+    assert err.splitlines()[-1].endswith("; choose another")
 
 
 def test_what_may_not_be_written_is_told_before_any_data_is_read(
@@ -519,7 +520,8 @@ def test_a_folder_that_leads_nowhere_is_named(tmp_path: Path, capsys: pytest.Cap
         capsys, "agnews", "lstm", "--data-root", str(root), "--devices=cpu", "--out", str(tmp_path / "dangling"), *SMALL
     )
     assert code == 2
-    assert "choose another" in err.splitlines()[-1]
+    assert f"--out {tmp_path / 'dangling'}: " in err.splitlines()[-1]
+    assert err.splitlines()[-1].endswith("; choose another")
 
 
 def test_the_last_seed_has_a_successor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -330,7 +330,7 @@ print("ended")
         ("pool", ["BrokenProcessPool"]),
         ("pool behind a pool", ["BrokenProcessPool"]),
         ("closed pool", []),
-        ("served", ["16"]),  # nobody was waited for
+        ("served", ["16"]),  # its end was no death
     ],
 )
 def test_a_worker_that_is_killed_halfway_through_a_message_is_told_of(how: str, told: list[str]) -> None:

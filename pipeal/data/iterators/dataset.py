@@ -216,6 +216,7 @@ class CheckpointableLoader(Generic[T]):
             yield item
 
     def _run(self) -> Generator[T, None, None]:
+        num_workers = self._options["num_workers"]
         served = _Shards(self._source, self._setup, self._next, list(self._states))
         # Without batches of its own, and with what arrives handed on as it is.
         loader = DataLoader(
@@ -223,13 +224,13 @@ class CheckpointableLoader(Generic[T]):
             batch_size=None,
             collate_fn=_as_it_is,
             worker_init_fn=serve_parent,
-            multiprocessing_context=worker_context(self._start_method) if self._options["num_workers"] else None,
+            multiprocessing_context=worker_context(self._start_method) if num_workers else None,
             **self._options,
         )
         with starting_workers(self._start_method):
             arriving: Any = iter(loader)
         over = threading.Event()
-        if self._options["num_workers"]:
+        if num_workers:
             workers, serving = arriving._workers, arriving._workers_status  # how others end does not matter
             watch_workers(lambda: list(compress(workers, serving)), arriving._worker_result_queue._writer, over)
         due = 0
@@ -244,9 +245,8 @@ class CheckpointableLoader(Generic[T]):
             raise
         finally:
             # Left to garbage collection, the workers would live as long as the traceback of an exception.
-            end_workers = getattr(arriving, "_shutdown_workers", None)
-            if end_workers is not None:
-                end_workers()  # and the thread that pins memory, which may wait for the rest of a message
+            if num_workers:
+                arriving._shutdown_workers()  # and the thread that pins memory, which may wait for a message
             over.set()
         self._ended = True
 

@@ -29,7 +29,7 @@ from pipeal.core.errors import ConfigError, add_note
 from pipeal.data.checks import at_least
 from pipeal.data.iterators.base import CheckpointableIterator, Stage, State
 from pipeal.data.iterators.checks import a_function, apply, shorter
-from pipeal.data.loading.workers import fill_up, serve_parent, starting_workers, watch_workers
+from pipeal.data.loading.workers import give_up, serve_parent, starting_workers, watch_workers
 
 __all__ = ["ParallelMapIterator"]
 
@@ -288,8 +288,5 @@ def _end(pool: ProcessPoolExecutor, process: int, over: threading.Event) -> None
         return
     manager.join(GRACE_S)
     if manager.is_alive():
-        for each in insides.processes():
-            each.kill()
-            each.join()
         until = monotonic() + GRACE_S
-        fill_up(insides.writer, lambda: manager.is_alive() and monotonic() < until)
+        give_up(insides.processes(), insides.writer, lambda: manager.is_alive() and monotonic() < until)

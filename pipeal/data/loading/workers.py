@@ -76,22 +76,25 @@ class _Flag:
 def watch_workers(workers: Callable[[], Iterable[BaseProcess]], writer: Connection, over: threading.Event) -> None:
     """Ends the wait for the rest of a message whose worker was killed as it sent it.
 
-    ``TELLS_S`` after one worker has failed the others are killed, and the message is :func:`filled up <fill_up>`.
+    ``TELLS_S`` after one worker has failed, :func:`give_up`.
 
     Args:
         workers: Those that may still send something.
         writer: The end of the pipe through which they all answer.
-        over: To be set once nobody waits for a message any more.
+        over: To be set once no message is waited for any more.
     """
     threading.Thread(target=_watch, args=(workers, writer, over), name="pipeal-watch-workers", daemon=True).start()
 
 
-def fill_up(writer: Connection, waits: Callable[[], bool]) -> None:
-    """Writes zeros while somebody waits for the rest of a message, of which no writer is left.
+def give_up(workers: Iterable[BaseProcess], writer: Connection, waits: Callable[[], bool]) -> None:
+    """Kills workers, and writes zeros in place of what they owe while the rest of a message is waited for.
 
     A pickle that is cut short ends in none, so that its reader raises. To close the pipe would not do: processes that
     were forked meanwhile, such as those of another iterator, could write to it, too.
     """
+    for worker in workers:
+        worker.kill()
+        worker.join()
     room = select.poll()
     with suppress(OSError):  # it is closed, or its reader is gone
         room.register(writer, select.POLLOUT)
@@ -185,10 +188,7 @@ def _watch(workers: Callable[[], Iterable[BaseProcess]], writer: Connection, ove
     while not over.wait(1.0):
         if any(worker.exitcode for worker in workers()):  # neither None nor 0
             if not over.wait(TELLS_S):
-                for worker in workers():
-                    worker.kill()
-                    worker.join()
-                fill_up(writer, lambda: not over.is_set())
+                give_up(workers(), writer, lambda: not over.is_set())
             return
 
 

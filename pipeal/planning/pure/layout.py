@@ -247,7 +247,7 @@ class _Problem:
                 begins = [
                     start
                     for start in _bits(reached[state] & self._unfinished)
-                    if (start == end if row is None else row[start] > 0 and row[start] >> end & 1)
+                    if (start == end if row is None else row[start] >> end & 1)
                 ]
                 if begins:
                     if group is not None:
