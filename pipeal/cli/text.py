@@ -44,11 +44,8 @@ def command(dataset: str, model: str, preset: str | None, config_file: str | Non
     the form: LSTM and Transformer the BP form, LSTMAL and TransformerAL the AL form.
     """
     is_language = LANGUAGE.has_model(model)
-    names, other, kind = (LANGUAGE, TEXT, "language") if is_language else (TEXT, LANGUAGE, "text")
+    names, kind = (LANGUAGE, "language") if is_language else (TEXT, "text")
     named = names.model(model)
-    if dataset.lower() in other.datasets or (is_language and is_file(dataset)):
-        expected = ", ".join(names.datasets)
-        raise ConfigError(f"{dataset} is for {' and '.join(other.models)}, found {model}; expected {expected} for it")
     if preset is not None and not is_language:
         raise ConfigError(f"--preset: found {preset}, but {model} has none; they are for {', '.join(LANGUAGE.models)}")
     data = names.dataset(dataset)

@@ -83,15 +83,24 @@ class Names:
         'file'
 
         Raises:
-            DataError: The name is unknown; the message holds the nearest known one.
+            DataError: The name is unknown, and the message holds the nearest known one; or it is for other models.
         """
+        known = self._dataset(name)
+        if known is not None:
+            return known
+        for other in _KINDS.values():
+            if other._dataset(name) is not None:
+                expected = f"expected {', '.join(self.datasets)} for {' and '.join(self.models)}"
+                raise DataError(f"{name} is for {' and '.join(other.models)}; {expected}")
+        raise DataError(unknown_name("data set", name, self.datasets))
+
+    def _dataset(self, name: str) -> str | None:
+        """The canonical name of a data set of this kind; None if there is none."""
         if FILE in self.datasets and is_file(name):
             return FILE
         plain = name.lower().translate({ord(mark): None for mark in "_- "})
         known = self.spellings.get(plain, plain)
-        if known not in self.datasets:
-            raise DataError(unknown_name("data set", name, self.datasets))
-        return known
+        return known if known in self.datasets else None
 
     def load_dataset(self, name: str) -> Any:
         """What describes a data set, out of its module; raises as :meth:`dataset`."""

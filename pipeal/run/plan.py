@@ -10,7 +10,7 @@ import click
 from pipeal.core.errors import ConfigError
 from pipeal.engine.devices.allocator import keep_freed_memory
 from pipeal.planning.pure.layer_cost import save_costs
-from pipeal.reporting.page import is_run
+from pipeal.reporting.page import is_run, require_no_part
 from pipeal.run.find_run import require_out
 from pipeal.run.plan_costs import Wanted, deepened, load_all, measure_model
 from pipeal.run.plan_forecasts import Plan
@@ -75,11 +75,13 @@ def folder_for(out: str) -> Path:
     """The folder that ``--out`` names, which need not be there.
 
     Raises:
-        ConfigError: It is no name of a folder, or a run is there, which has a ``costs.json`` of its own.
+        ConfigError: It is no name of a folder; or a run is there, which has a ``costs.json`` of its own, or what a run
+            has in its folder.
     """
     if not out or "\0" in out:
         raise ConfigError(f"--out: found {out!r}, expected the name of a folder")
     require_out(out)
     if is_run(Path(out)):
         raise ConfigError(f"--out {out}: a run is there; choose another")
+    require_no_part(Path(out), [])
     return Path(out)

@@ -265,8 +265,8 @@ def test_a_text_without_line_ends_is_written_on_from_its_first_character(
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (("agnews", "charlm"), "agnews is for lstm and transformer, found charlm; expected shakespeare, text"),
-        (("shakespeare", "lstm"), "shakespeare is for charlm, found lstm; expected agnews, dbpedia"),
+        (("agnews", "charlm"), "agnews is for lstm and transformer; expected shakespeare, text for charlm"),
+        (("shakespeare", "lstm"), "shakespeare is for charlm; expected agnews, dbpedia"),
         (("text", "charlm"), "data.text: found null, .* name the file with --text FILE"),
         (("shakespeare", "charlm", "--text=x.txt"), "data.text: found x.txt, but the data set is shakespeare"),
         (("text", "charlm", "--text=/nowhere/x.txt"), "cannot read /nowhere/x.txt"),

@@ -334,7 +334,7 @@ def test_a_model_of_one_layer_shares_no_cores_and_is_told_before_it_is_measured(
     [
         (["--model", "transfomer"], "unknown model 'transfomer'; did you mean 'transformer'"),
         (["--dataset", "agnew"], "did you mean 'agnews'"),
-        (["--dataset", "cifar10", "--model", "lstm"], "unknown data set 'cifar10'"),
+        (["--dataset", "cifar10", "--model", "lstm"], "cifar10 is for vgg and resnet; expected agnews, dbpedia"),
         (["--costs", "none.json"], "none.json: No such file"),
         (["--costs", "c.json", "--costs", "c.json"], "kind 'gpu', as another file"),
         (["--costs", "c.json", "--costs", "other.json"], "c.json and other.json are of different models: the model"),
@@ -422,3 +422,6 @@ def test_a_run_keeps_its_costs(tmp_path: Path, capsys: pytest.CaptureFixture[str
     costs = saved(tmp_path / "costs.json")
     ended = run_command(plan.command, capsys, "--costs", str(costs), "--out", str(tmp_path))
     told_one_line("a run is there; choose another", *ended)
+    (tmp_path / "checkpoints").mkdir()
+    ended = run_command(plan.command, capsys, "--costs", str(costs), "--out", str(tmp_path / "checkpoints"))
+    told_one_line("checkpoints there is the run's own; name another --out", *ended)

@@ -116,7 +116,7 @@ def test_memory_looks_at_a_model_on_a_file(news: Path, capsys: pytest.CaptureFix
     [
         (("none.csv", "lstm"), r"cannot read none\.csv: No such file"),
         (("NEWS", "lstm"), r"news\.csv, line 1: no column 'text' in the header, 'id', 'headline', 'body', 'topic';"),
-        (("NEWS", "charlm"), r"news\.csv is for lstm and transformer, found charlm; expected shakespeare, text for it"),
+        (("NEWS", "charlm"), r"news\.csv is for lstm and transformer; expected shakespeare, text for charlm"),
         (("news.tsv", "lstm"), r"unknown data set 'news\.tsv'.*file"),
         (("file", "lstm"), r"data\.file: found null, but the data set is file; name it in its place"),
         (("agnews", "lstm", "--set=data.file=x.csv"), r"data\.file: found x\.csv, but the data set is agnews"),
