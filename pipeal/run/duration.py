@@ -61,7 +61,7 @@ def at_length(config: Config, batches: int, *, quiet: bool = False) -> Config:
         if getattr(lr, key) is None and getattr(chosen, key) != value
     ]
     if changed and not quiet:
-        _log.info(f"a run of {updates} updates: {', '.join(changed)}")
+        _log.info(f"a run of {updates} update{'s' * (updates > 1)}: {', '.join(changed)}")
     all_batches = train.epochs * batches
     if not quiet and chosen.warmup and lr.warmup is not None and 2 * lr.warmup > all_batches:
         _log.warning(

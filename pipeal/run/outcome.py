@@ -186,7 +186,8 @@ def write_outcomes(outcomes: Sequence[Outcome], folder: Path, attempts: Attempts
 def show(outcomes: Sequence[Outcome], folder: Path) -> None:
     """Prints the tables, what they are of, and where the files are."""
     first, config = outcomes[0], outcomes[0].config
-    title = f"{config.dataset} {config.model.name}, {config.train.epochs} epochs{_seeds(config)}"
+    epochs = f"{config.train.epochs} epoch{'s' * (config.train.epochs > 1)}"
+    title = f"{config.dataset} {config.model.name}, {epochs}{_seeds(config)}"
     rival = _rival(outcomes) if len(outcomes) > 1 else None
     _print(title, [_result(outcome) for outcome in outcomes])
     _tell_choice(outcomes)
