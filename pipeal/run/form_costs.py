@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
+from math import ceil
 from typing import Any
 
 import torch
@@ -27,8 +28,11 @@ from pipeal.run.build import Experiment
 from pipeal.run.opening import engine_options, new_layers, schedule_of
 from pipeal.training.exit_costs import inference_flops, learning_flops
 
-LOOKED_AT = 64
-"""Batches of the first epoch of which the largest is looked for; images and blocks are all of one size."""
+LOOKED_AT = 512
+"""Batches of the first epoch that stand for all of it; images and blocks are all of one size."""
+
+_IN_A_ROW = 32
+"""Of these; a row begins in every part of the epoch, as the first batches of a stream are of its longest texts."""
 
 ROWS = 2
 """Samples of a batch whose FLOPs are counted: all of a batch are padded to one length, and cost the same."""
@@ -39,7 +43,7 @@ class FormCosts:
     """FLOPs of products, convolutions, attention and recurrences, and the bytes that training holds at once.
 
     What is cheap beside them (normalisation, activations, look-ups, losses, the optimizers' steps) has no part in the
-    FLOPs. Padding has: texts cost what their padded length costs, counted at some lengths of the first batches. Nor are
+    FLOPs. Padding has: texts cost what their padded length costs, counted at some lengths of the first epoch. Nor are
     packets between stages, batches, what a kernel needs for a moment and what an allocator keeps among the bytes.
     Gradients and activations are those of all stages, which work side by side: of each those of its largest layer, or
     of all, as the order of its layers is. Where gradients wait, for further batches
@@ -90,12 +94,14 @@ def form_costs(experiment: Experiment, config: RunConfig) -> FormCosts:
     """
     places = {*config.engine.devices}
     device = torch.device(places.pop() if len(places) == 1 else "cpu")
-    batches = first_batches(experiment, config.train.seed)
-    by_size = BySize[Tree]()
-    for batch in batches:
+    by_size, elements, samples = BySize[Tree](), 0, 0
+    whole: Batch | None = None
+    for batch in some_batches(experiment, config.train.seed):
         by_size.add(few_rows(batch, experiment), batch.x)
+        whole = batch if whole is None else largest((whole, batch))
+        elements, samples = elements + _elements(batch), samples + len(batch)
+    assert whole is not None  # an epoch has batches
     counted = [_Counted(batch_size(few), *move(few, device)) for few in by_size.some()]
-    whole = largest(batches)
     onward, rows = move((whole.x, whole.y), device), list[LayerCost]()
     options = engine_options(config)
     options = replace(
@@ -127,7 +133,7 @@ def form_costs(experiment: Experiment, config: RunConfig) -> FormCosts:
         gradients,
         sum(row.optimizer_bytes for row in rows),
         activations,
-        sent_of_input * sum(map(_elements, batches)) / sum(map(len, batches)),
+        sent_of_input * elements / samples,
     )
 
 
@@ -172,11 +178,15 @@ def _at_once(rows: Sequence[LayerCost], config: RunConfig) -> tuple[int, int]:
     )
 
 
-def first_batches(experiment: Experiment, seed: int) -> Sequence[Batch]:
-    """The first training batches of a run, or the first alone where all are of one size."""
+def some_batches(experiment: Experiment, seed: int) -> Iterator[Batch]:
+    """Training batches of a run's first epoch: all, or :data:`LOOKED_AT`; the first alone where all are of one size."""
     with closing(experiment.train_batches(seed)) as batches:
         batches.set_epoch(0)
-        return list(islice(iter(batches), 1 if experiment.lengths is None else LOOKED_AT))
+        most = 1 if experiment.lengths is None else LOOKED_AT
+        row = min(_IN_A_ROW, most)
+        for first in range(0, len(batches), max(row, ceil(len(batches) * row / most))):
+            batches.set_epoch(0, first)
+            yield from islice(iter(batches), row)
 
 
 def few_rows(batch: Batch, experiment: Experiment) -> tuple[Tree, Tree]:
@@ -186,7 +196,7 @@ def few_rows(batch: Batch, experiment: Experiment) -> tuple[Tree, Tree]:
     return found
 
 
-def largest(batches: Sequence[Batch]) -> Batch:
+def largest(batches: Iterable[Batch]) -> Batch:
     """The one with the largest input, padding included."""
     return max(batches, key=_elements)
 
