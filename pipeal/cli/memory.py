@@ -17,7 +17,7 @@ from pipeal.cli.options import OVERRIDES, model_options
     "--batch",
     type=click.IntRange(min=1, max=2**24),
     metavar="SAMPLES",
-    help="Texts are padded to the length of the largest batch.  [default: the largest of the first epoch]",
+    help="Texts are padded to the length of the largest batch.  [default: the largest of the first 4,096]",
 )
 @click.option(
     "--layers",

@@ -88,10 +88,10 @@ class Names:
         known = self._dataset(name)
         if known is not None:
             return known
-        for other in _KINDS.values():
-            if other._dataset(name) is not None:
-                expected = f"expected {', '.join(self.datasets)} for {' and '.join(self.models)}"
-                raise DataError(f"{name} is for {' and '.join(other.models)}; {expected}")
+        others = [model for other in _KINDS.values() if other._dataset(name) is not None for model in other.models]
+        if others:
+            expected = f"expected {', '.join(self.datasets)} for {' and '.join(self.models)}"
+            raise DataError(f"{name} is for {' and '.join(others)}; {expected}")
         raise DataError(unknown_name("data set", name, self.datasets))
 
     def _dataset(self, name: str) -> str | None:

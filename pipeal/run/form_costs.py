@@ -7,17 +7,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
-from math import ceil
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pipeal.config import RunConfig
 from pipeal.core.by_size import BySize
 from pipeal.core.modules import module_of
 from pipeal.core.options import Precision
 from pipeal.core.protocols import DOWN, TURN, UP, TrainableLayer
-from pipeal.core.tree import Tree, batch_size, detach, move, tensors
+from pipeal.core.tree import Tree, batch_size, detach, map_tensors, move, tensors
 from pipeal.data import Batch
 from pipeal.engine.runner.parts import cut
 from pipeal.engine.sizes import layers_of_stages
@@ -28,11 +28,9 @@ from pipeal.run.build import Experiment
 from pipeal.run.opening import engine_options, new_layers, schedule_of
 from pipeal.training.exit_costs import inference_flops, learning_flops
 
-LOOKED_AT = 512
-"""Batches of the first epoch that stand for all of it; images and blocks are all of one size."""
-
-_IN_A_ROW = 32
-"""Of these; a row begins in every part of the epoch, as the first batches of a stream are of its longest texts."""
+LOOKED_AT = 4096
+"""Batches of the first epoch that stand for all of it; images and blocks are all of one size. Far fewer would not do:
+those that a stream begins with are of its longest texts, of which few make a batch full."""
 
 ROWS = 2
 """Samples of a batch whose FLOPs are counted: all of a batch are padded to one length, and cost the same."""
@@ -86,7 +84,7 @@ _PER_SAMPLE = ("training_flops", "inference_flops", "packet_bytes")
 
 
 def form_costs(experiment: Experiment, config: RunConfig) -> FormCosts:
-    """Counts on the new layers of a form, one after the other, and on its first training batches.
+    """Counts on the new layers of a form, one after the other, and on the training batches of its first epoch.
 
     Args:
         experiment: What is run.
@@ -96,7 +94,7 @@ def form_costs(experiment: Experiment, config: RunConfig) -> FormCosts:
     device = torch.device(places.pop() if len(places) == 1 else "cpu")
     by_size, elements, samples = BySize[Tree](), 0, 0
     whole: Batch | None = None
-    for batch in some_batches(experiment, config.train.seed):
+    for batch in first_batches(experiment, config.train.seed):
         by_size.add(few_rows(batch, experiment), batch.x)
         whole = batch if whole is None else largest((whole, batch))
         elements, samples = elements + _elements(batch), samples + len(batch)
@@ -178,21 +176,17 @@ def _at_once(rows: Sequence[LayerCost], config: RunConfig) -> tuple[int, int]:
     )
 
 
-def some_batches(experiment: Experiment, seed: int) -> Iterator[Batch]:
-    """Training batches of a run's first epoch: all, or :data:`LOOKED_AT`; the first alone where all are of one size."""
+def first_batches(experiment: Experiment, seed: int) -> Iterator[Batch]:
+    """The training batches of a run's first epoch, up to :data:`LOOKED_AT`; one alone where all are of one size."""
     with closing(experiment.train_batches(seed)) as batches:
         batches.set_epoch(0)
-        most = 1 if experiment.lengths is None else LOOKED_AT
-        row = min(_IN_A_ROW, most)
-        for first in range(0, len(batches), max(row, ceil(len(batches) * row / most))):
-            batches.set_epoch(0, first)
-            yield from islice(iter(batches), row)
+        yield from islice(iter(batches), 1 if experiment.lengths is None else LOOKED_AT)
 
 
 def few_rows(batch: Batch, experiment: Experiment) -> tuple[Tree, Tree]:
     """Inputs and targets of the samples of a batch whose FLOPs are counted: of one that is grouped, all."""
     rows = len(batch) if "grouped_at" in experiment.facts else min(len(batch), ROWS)
-    found: tuple[Tree, Tree] = cut((batch.x, batch.y), range(rows))
+    found: tuple[Tree, Tree] = map_tensors(Tensor.clone, cut((batch.x, batch.y), range(rows)))  # not the whole batch
     return found
 
 

@@ -32,7 +32,7 @@ from pipeal.planning.measure.memory import measure_blocks, measure_kernels, watc
 from pipeal.planning.measure.resident import Resident
 from pipeal.planning.pure.memory import WAYS, BlockMemory, Form, Model, Parts
 from pipeal.run.build import Experiment
-from pipeal.run.form_costs import largest, some_batches
+from pipeal.run.form_costs import first_batches, largest
 from pipeal.run.opening import engine_options
 from pipeal.run.plan_costs import Wanted, experiment_of
 
@@ -68,7 +68,7 @@ class Subject(Protocol):
 
 @dataclass(frozen=True)
 class Built:
-    """A model of an experiment that is there, on the largest batch of its first epoch.
+    """A model of an experiment that is there, on the largest batch of its first epoch, of 4,096 of them at most.
 
     Attributes:
         experiment: Makes both.
@@ -86,13 +86,13 @@ class Built:
 
     def batch(self) -> tuple[Tree, Tree]:
         """See :class:`Subject`."""
-        found = largest(some_batches(self.experiment, self.experiment.config.train.seed))
+        found = largest(first_batches(self.experiment, self.experiment.config.train.seed))
         return found.x, found.y
 
 
 @dataclass(frozen=True)
 class Configured:
-    """A model of the registry on a batch of its data set: the largest of the first epoch.
+    """A model of the registry on a batch of its data set: the largest of the first epoch, of 4,096 at most.
 
     Attributes:
         wanted: Which, and how it is configured.

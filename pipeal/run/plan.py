@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -83,5 +84,5 @@ def folder_for(out: str) -> Path:
     require_out(out)
     if is_run(Path(out)):
         raise ConfigError(f"--out {out}: a run is there; choose another")
-    require_no_part(Path(out), [])
+    require_no_part(Path(os.path.realpath(out)), [])  # what is written goes into the folder that a link leads to
     return Path(out)

@@ -29,7 +29,7 @@ from pipeal.reporting.progress import Progress
 from pipeal.reporting.recorders import Recorder, write_json
 from pipeal.reporting.timeline import draw_timeline
 from pipeal.run.backprop import is_pipelined_bp
-from pipeal.run.form_costs import few_rows, some_batches
+from pipeal.run.form_costs import few_rows, first_batches
 from pipeal.run.forms import Run
 from pipeal.run.opening import course_of, new_layers, seed_of, window_of
 from pipeal.run.outcome import Outcome
@@ -265,7 +265,7 @@ class Turns:
         _log.info("calibrating the early exit on held-out samples")
         layers = self._layers(here=None) if isinstance(pipe, DistributedPipeline) else None
         inputs = BySize[Tree]()
-        for batch in some_batches(experiment, config.train.seed):  # as padded as in the run's other costs
+        for batch in first_batches(experiment, config.train.seed):  # as padded as in the run's other costs
             inputs.add(few_rows(batch, experiment)[0], batch.x)
         tolerance = config.train.exit_tolerance
         try:

@@ -423,5 +423,7 @@ def test_a_run_keeps_its_costs(tmp_path: Path, capsys: pytest.CaptureFixture[str
     ended = run_command(plan.command, capsys, "--costs", str(costs), "--out", str(tmp_path))
     told_one_line("a run is there; choose another", *ended)
     (tmp_path / "checkpoints").mkdir()
-    ended = run_command(plan.command, capsys, "--costs", str(costs), "--out", str(tmp_path / "checkpoints"))
-    told_one_line("checkpoints there is the run's own; name another --out", *ended)
+    (tmp_path / "link").symlink_to(tmp_path / "checkpoints")
+    for inside in ("checkpoints", "link"):
+        ended = run_command(plan.command, capsys, "--costs", str(costs), "--out", str(tmp_path / inside))
+        told_one_line("checkpoints there is the run's own; name another --out", *ended)

@@ -134,7 +134,7 @@ def test_costs_that_are_not_counted_fail_no_run(
 
 def test_exits_whose_costs_cannot_be_counted_fail_no_run(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
     monkeypatch.setattr("pipeal.run.turns.calibrate", Mock(side_effect=not_countable()))
-    monkeypatch.setattr("pipeal.run.turns.some_batches", Mock(return_value=[]))
+    monkeypatch.setattr("pipeal.run.turns.first_batches", Mock(return_value=[]))
     turns = Mock()
     turns.outcome.config, turns.outcome.experiment.criterion = TextConfig(dataset="toynews"), None
     assert Turns._measure_exits(turns, Mock()) is None
