@@ -22,8 +22,9 @@ class LanguageModelConfig(ModelConfig):
         dropout: The share of activations that training drops.
         per_layer: Blocks that share a layer with a local loss.
         code: The width of the label codes; None for four times as many as there are characters, and at most 512 or
-            four times ``width``, whichever is more.
-        labels: How label sides and associated losses are built: ``codes``, or as ``published``.
+            four times ``width``, whichever is more; of ``one-hot`` ones for 512, or as many as there are characters.
+        labels: How label sides and associated losses are built: ``codes``, codes that begin ``one-hot``, or as
+            ``published``.
         bridges: What the bridges of all AL layers but the last have before their linear map: another ``block``, fresh
             copies of blocks still to come (``lookahead``), or nothing (``linear``).
     """
@@ -36,7 +37,7 @@ class LanguageModelConfig(ModelConfig):
     dropout: Share = 0.2
     per_layer: Count = 1
     code: Count | None = None
-    labels: Literal["codes", "published"] = "codes"
+    labels: Literal["codes", "one-hot", "published"] = "codes"
     bridges: Literal["linear", "block", "lookahead"] = "linear"
 
 

@@ -1,10 +1,12 @@
-"""The two styles in which a character model's label sides and encoder sides are built.
+"""The styles in which a character model's label sides and encoder sides are built.
 
 ``codes``, the default, is :mod:`pipeal.methods.al.place_codes`: an associated loss asks which of the codes of all
-characters was meant. ``published`` is a code for each place, sigmoids, squared errors. There the way down does not give
-what a layer was trained on: the mean of two codes need not decode to the mean of what they say. Nor are its answers
-logits: they lie between 0 and 1, which with 65 characters keeps their cross entropy above 3.2 nats, however right they
-    are.
+characters was meant. ``one-hot`` begins with one-hot codes, which all layers hand on: a bridge then learns its answer
+as a network learns its logits, and layers with one start (:mod:`pipeal.methods.lookahead`) learn what backpropagation
+would have them learn. ``published`` is a code for each place, sigmoids, squared errors. There the way down does not
+give what a layer was trained on: the mean of two codes need not decode to the mean of what they say. Nor are its
+answers logits: they lie between 0 and 1, which with 65 characters keeps their cross entropy above 3.2 nats, however
+right they are.
 
 Labels below zero are left out: those places have none. No class here draws random numbers.
 """
@@ -21,8 +23,8 @@ from torch.nn import functional as F
 from pipeal.methods.al import AE, ENC
 from pipeal.methods.al.place_codes import ClassCodes, Labels, OnwardCodes, WhichCode
 
-CodeStyle: TypeAlias = Literal["codes", "published"]
-CODE_STYLES = ("codes", "published")
+CodeStyle: TypeAlias = Literal["codes", "one-hot", "published"]
+CODE_STYLES = ("codes", "one-hot", "published")
 
 
 class CodeError(nn.Module):
@@ -79,7 +81,9 @@ def label_side(style: CodeStyle, characters: int, code: int, *, onward: bool, sa
     are to begin with the ``same`` codes, which ``published`` ones cannot, an onward one begins by handing them on."""
     if style == "published":
         return PublishedCodes(code if onward else characters, code, onward=onward)
-    return OnwardCodes(code, code, same=same) if onward else ClassCodes(characters, code)
+    if onward:
+        return OnwardCodes(code, code, same=same or style == "one-hot")
+    return ClassCodes(characters, code, start="one-hot" if style == "one-hot" else "drawn")
 
 
 def encoder_side(style: CodeStyle, f: nn.Module, bridge: Iterable[nn.Module], answer: nn.Linear) -> ENC:

@@ -273,7 +273,7 @@ def _code_sides(part: Part, classes: int, dims: VisionDims, *, same: bool) -> tu
         answer = nn.Linear(width, dims.code)
     enc = WhichCode(part.f, nn.Sequential(*copies, means, answer))
     return enc, OnwardCodes(dims.code, dims.code, same=same) if part.number else ClassCodes(
-        classes, dims.code, apart=True
+        classes, dims.code, start="apart"
     )
 
 

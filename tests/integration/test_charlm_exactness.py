@@ -33,6 +33,7 @@ def trained(mode: str, labels: str, schedule: str, stages: int, depth: int, prec
         ("codes", "fp32"),
         pytest.param("codes", "bf16", marks=pytest.mark.slow),
         pytest.param("codes", "fp16", marks=[NEEDS_FP16, pytest.mark.slow]),
+        pytest.param("one-hot", "fp32", marks=pytest.mark.slow),
         pytest.param("published", "fp32", marks=pytest.mark.slow),
     ],
 )

@@ -79,6 +79,31 @@ def test_with_copies_of_all_blocks_each_part_learns_bit_for_bit_what_backpropaga
         assert [key for key, tensor in ours.state_dict().items() if not torch.equal(tensor, wanted[key])] == []
 
 
+@pytest.mark.parametrize("optimizer", [sgd, adam])
+@pytest.mark.parametrize("parts", [None, 2])
+def test_al_with_one_hot_codes_learns_what_backpropagation_does(parts: int | None, optimizer: Any) -> None:
+    """Codes each drawn by itself share an answer's steps among classes, and with Adam answers learn otherwise."""
+    torch.manual_seed(1)
+    dims = CharDims(layers=4, dropout=0.0, parts=parts, bridges="lookahead", ahead=SAME, labels="one-hot")
+    package = ALPackage(list(make_layers("al", CharLM.network(9, dims=dims), 3e-3, optimizer)))
+    last = package[-1].enc.b
+    whole = nn.Sequential(*(deepcopy(layer.enc.f) for layer in package), deepcopy(last[0]), nn.Linear(dims.width, 9))
+    with torch.no_grad():
+        for ours, answer in zip(whole[-1].parameters(), last[1].parameters(), strict=True):
+            ours.copy_(answer[:9])
+    learns, criterion, batches = optimizer(list(whole.parameters()), 3e-3), nn.CrossEntropyLoss(), drawn("charlm", 40)
+    with Pipeline(package, ["cpu"] * 2, threads=1) as pipe:
+        before = pipe.predict(batches[0][0])
+        pipe.run(batches)
+        found = pipe.predict(batches[0][0])
+    for x, y in batches:
+        learns.zero_grad()
+        criterion(whole(x).flatten(0, 1), y.flatten()).backward()
+        learns.step()
+    torch.testing.assert_close(found, whole(batches[0][0]), rtol=0, atol=1e-4)
+    assert (found - before).abs().max() > 0.05
+
+
 def copies_of(layer: Any, above: list[Tensor]) -> list[Tensor]:
     """The first tensors of a head, or bridge, as many as there are above."""
     head = layer.blocks()["head" if "head" in layer.blocks() else "b"]

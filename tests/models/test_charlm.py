@@ -31,7 +31,7 @@ from pipeal.models.causal import _attend_by_products, _attend_fused
 
 CHARACTERS = 11
 SMALL = CharDims(block=8, width=12, heads=2, layers=3, dropout=0.3)
-STYLES = pytest.mark.parametrize("labels", ["codes", "published"])
+STYLES = pytest.mark.parametrize("labels", ["codes", "one-hot", "published"])
 FORMS = pytest.mark.parametrize("mode", ["al", "bp"])
 
 
@@ -327,6 +327,7 @@ def test_a_target_per_text_is_one_line() -> None:
         ({"code": 0}, "code is 0"),
         ({"dropout": 1.0}, "dropout is 1"),
         ({"labels": "code"}, "did you mean 'codes'"),
+        ({"labels": "one-hot", "code": 10}, "codes of 11 classes are one-hot and 10 wide; expected 11 or more"),
         ({"bridges": "deep"}, "style of bridge"),
     ],
 )

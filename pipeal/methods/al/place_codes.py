@@ -22,13 +22,13 @@ Labels below zero are left out, and those of padding: those places have none. No
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pipeal.core.errors import DataError
+from pipeal.core.errors import ConfigError, DataError
 from pipeal.core.tree import Tree, describe, shapes_of
 from pipeal.methods.al.folding import LinearMap, Map
 from pipeal.methods.al.layers import AE, ENC
@@ -38,6 +38,8 @@ UNLABELLED = -1
 
 Labels: TypeAlias = tuple[Tensor, Tensor]
 """Labels ``(B, T)``, and the codes of all classes, ``(B, V, K)``."""
+
+CodeStart: TypeAlias = Literal["drawn", "apart", "one-hot"]
 
 _CODE_OVER_CLASSES = 4
 _CODE_OVER_WIDTH = 4
@@ -180,14 +182,26 @@ class ClassCodes(AE):
         code: The width of a code.
         class_dim: Where ``h`` puts the classes: last, or after the batch.
         ignore_index: A label of places that have none, beside all below zero.
-        apart: Whether codes begin apart from each other, at right angles where they are as wide as there are classes;
-            else each is drawn by itself.
+        start: How codes begin: each ``drawn`` by itself; ``apart`` from each other, at right angles where they are as
+            wide as there are classes; or ``one-hot``, so that an answer has a number for each class and learns as
+            logits do, for which codes must be as wide as that.
+
+    Raises:
+        ConfigError: One-hot codes are narrower than there are classes.
     """
 
     def __init__(
-        self, classes: int, code: int, *, class_dim: int = -1, ignore_index: int = UNLABELLED, apart: bool = False
+        self,
+        classes: int,
+        code: int,
+        *,
+        class_dim: int = -1,
+        ignore_index: int = UNLABELLED,
+        start: CodeStart = "drawn",
     ) -> None:
-        h = _Readout(classes, code, class_dim, apart=apart)
+        if start == "one-hot" and code < classes:
+            raise ConfigError(f"codes of {classes} classes are one-hot and {code} wide; expected {classes} or more")
+        h = _Readout(classes, code, class_dim, start)
         super().__init__(_Transposed(h), h, nn.CrossEntropyLoss())
         self.classes = classes
         self.ignore_index = ignore_index
@@ -233,16 +247,20 @@ class OnwardCodes(AE):
 class _Readout(LinearMap):
     """``h`` of the first layer: ``(…, K)`` answers to ``(…, V)`` logits."""
 
-    def __init__(self, classes: int, code: int, class_dim: int, *, apart: bool) -> None:
+    def __init__(self, classes: int, code: int, class_dim: int, start: CodeStart) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(classes, code))
         self.class_dim = class_dim
-        self.apart = apart
+        self.start = start
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        if self.apart:
+        if self.start == "apart":
             nn.init.orthogonal_(self.weight, gain=max(self.weight.shape) ** 0.5)  # together as long as drawn ones
+        elif self.start == "one-hot":
+            nn.init.eye_(self.weight)
+            with torch.no_grad():
+                self.weight.mul_(self.weight.shape[1] ** 0.5)  # as long, too: a logit is one number of the answer
         else:
             nn.init.normal_(self.weight)
 
