@@ -89,6 +89,29 @@ def test_a_table_goes_on_with_the_rows_that_it_has_not(
     assert "has model.dropout None, where 0.1 is wanted" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("faked")
+@pytest.mark.parametrize(("told", "counts"), [(1.0, []), (2.0, ["bp", "al", "greedy"])])
+def test_costs_that_were_counted_otherwise_are_counted_again(
+    bench: Benches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: float, counts: list[str]
+) -> None:
+    """Symptom: a method that takes as many operations as BP had 1.11 times as many. Cause: BP's had been counted by
+    rules that changed since."""
+    path, main, again = tmp_path / "found.json", bench["methods"].main, list[str]()
+    with pytest.raises(Off):
+        main([*SMALL, "--json", str(path), "--seeds", "2"])
+
+    def counted(_: Any, form: Any) -> dict[str, float]:
+        again.append(form.contestant.name)
+        return {"training_flops_per_sample": told}
+
+    monkeypatch.setattr(bench["methods"], "counted", counted)
+    with pytest.raises(Off):
+        main([*SMALL, "--json", str(path), "--seeds", "2", "--methods", "bp"])
+    assert sorted(again[1:]) == sorted(set(counts) - {"bp"})  # BP always, to see by which rules
+    assert {cost["training_flops_per_sample"] for cost in kept(path)["costs"].values()} == {told}
+    assert len(kept(path)["costs"]) == 3
+
+
 @pytest.mark.slow
 @pytest.mark.draws
 def test_rows_are_trainings(

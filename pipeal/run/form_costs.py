@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -33,7 +33,8 @@ LOOKED_AT = 4096
 those that a stream begins with are of its longest texts, of which few make a batch full."""
 
 ROWS = 2
-"""Samples of a batch whose FLOPs are counted: all of a batch are padded to one length, and cost the same."""
+"""Samples of a batch whose FLOPs are counted, with those of one more: all of a batch are padded to one length, and cost
+the same, beside what a batch costs whatever it holds, such as codes of all classes."""
 
 
 @dataclass(frozen=True)
@@ -92,14 +93,14 @@ def form_costs(experiment: Experiment, config: RunConfig) -> FormCosts:
     """
     places = {*config.engine.devices}
     device = torch.device(places.pop() if len(places) == 1 else "cpu")
-    by_size, elements, samples = BySize[Tree](), 0, 0
+    by_size, elements, samples, batches = BySize[tuple[Tree, Tree]](), 0, 0, 0
     whole: Batch | None = None
     for batch in first_batches(experiment, config.train.seed):
-        by_size.add(few_rows(batch, experiment), batch.x)
+        by_size.add((few_rows(batch, experiment), few_rows(batch, experiment, ROWS + 1)), batch.x)
         whole = batch if whole is None else largest((whole, batch))
-        elements, samples = elements + _elements(batch), samples + len(batch)
+        elements, samples, batches = elements + _elements(batch), samples + len(batch), batches + 1
     assert whole is not None  # an epoch has batches
-    counted = [_Counted(batch_size(few), *move(few, device)) for few in by_size.some()]
+    looked_at = [[_Counted(batch_size(few), *move(few, device)) for few in both] for both in by_size.some()]
     onward, rows = move((whole.x, whole.y), device), list[LayerCost]()
     options = engine_options(config)
     options = replace(
@@ -114,7 +115,7 @@ def form_costs(experiment: Experiment, config: RunConfig) -> FormCosts:
             module = module_of(layer).to(device)
             if config.engine.offload != "none":
                 gc.collect()  # the layer before and its pipeline refer to each other, and would stay for a while
-            for one in counted:
+            for one in chain.from_iterable(looked_at):
                 one.pass_through(layer)
             # Its graphs, states and scalers are those of a training.
             handed_on: list[Any] = []
@@ -124,9 +125,15 @@ def form_costs(experiment: Experiment, config: RunConfig) -> FormCosts:
     # A packet is taken to be as large as the batch that it is of.
     sent_of_input = sum(row.out_bytes for row in rows[:-1]) / _elements(whole)
     gradients, activations = _at_once(rows, config)
+
+    def per_sample(flops: Callable[[_Counted], int]) -> float:
+        parts = [_parts((fewer.rows, flops(fewer)), (more.rows, flops(more))) for fewer, more in looked_at]
+        each, shared = (by_size.mean(part) for part in zip(*parts, strict=True))
+        return each + shared * batches / samples
+
     return FormCosts(
-        by_size.mean([one.learning / one.rows for one in counted]),
-        by_size.mean([one.inference / one.rows for one in counted]),
+        per_sample(lambda one: one.learning),
+        per_sample(lambda one: one.inference),
         sum(row.parameter_bytes for row in rows),
         gradients,
         sum(row.optimizer_bytes for row in rows),
@@ -159,6 +166,19 @@ class _Counted:
         self.learning += learning
 
 
+def _parts(fewer: tuple[int, int], more: tuple[int, int]) -> tuple[float, float]:
+    """FLOPs of each sample, and of what all of a batch share: from two numbers of samples and what each takes.
+
+    >>> _parts((2, 50), (3, 70)), _parts((2, 50), (2, 50))
+    ((20.0, 10.0), (25.0, 0.0))
+    """
+    rows, flops = more
+    if rows == fewer[0]:  # all that there are
+        return flops / rows, 0.0
+    each = (flops - fewer[1]) / (rows - fewer[0])
+    return each, flops - rows * each
+
+
 def _at_once(rows: Sequence[LayerCost], config: RunConfig) -> tuple[int, int]:
     """Bytes of gradients and of activations: of a stage as ``pipeal memory`` counts them, of stages together."""
     engine = config.engine
@@ -183,9 +203,9 @@ def first_batches(experiment: Experiment, seed: int) -> Iterator[Batch]:
         yield from islice(iter(batches), 1 if experiment.lengths is None else LOOKED_AT)
 
 
-def few_rows(batch: Batch, experiment: Experiment) -> tuple[Tree, Tree]:
+def few_rows(batch: Batch, experiment: Experiment, most: int = ROWS) -> tuple[Tree, Tree]:
     """Inputs and targets of the samples of a batch whose FLOPs are counted: of one that is grouped, all."""
-    rows = len(batch) if "grouped_at" in experiment.facts else min(len(batch), ROWS)
+    rows = len(batch) if "grouped_at" in experiment.facts else min(len(batch), most)
     found: tuple[Tree, Tree] = map_tensors(Tensor.clone, cut((batch.x, batch.y), range(rows)))  # not the whole batch
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -35,6 +36,12 @@ class Form(NamedTuple):
     contestant: Contestant
     parts: int | None
     setting: Setting
+
+    @classmethod
+    def of(cls, key: str) -> Form:
+        """The one whose costs stand there."""
+        name, parts, setting = json.loads(key)
+        return cls(Contestant.of(name), parts, setting)
 
     @property
     def key(self) -> str:
