@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from pipeal.core.errors import ConfigError, DataError
 from pipeal.engine import Pipeline
 from pipeal.models import CharDims, CharLMAL
+from pipeal.run.form_costs import COUNTING
 from tests.benches import BENCH, Benches
 
 SMALL = [
@@ -28,6 +29,9 @@ SMALL = [
 
 def kept(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+COUNTED = {"training_flops_per_sample": 1.0, "counting": COUNTING}
 
 
 class Off(Exception):
@@ -50,7 +54,7 @@ def faked(bench: Benches, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ..
         return bench["methods_rows"].Row(*what, samples=1, seconds=float(len(done)))
 
     monkeypatch.setattr(bench["methods"], "trained", trained)
-    monkeypatch.setattr(bench["methods"], "counted", lambda *_: {"training_flops_per_sample": 1.0})
+    monkeypatch.setattr(bench["methods"], "counted", lambda *_: COUNTED)
     return done
 
 
@@ -90,26 +94,41 @@ def test_a_table_goes_on_with_the_rows_that_it_has_not(
 
 
 @pytest.mark.usefixtures("faked")
-@pytest.mark.parametrize(("told", "counts"), [(1.0, []), (2.0, ["bp", "al", "greedy"])])
-def test_costs_that_were_counted_otherwise_are_counted_again(
-    bench: Benches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: float, counts: list[str]
+def test_costs_that_were_counted_by_other_rules_are_counted_again(
+    bench: Benches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Symptom: a method that takes as many operations as BP had 1.11 times as many. Cause: BP's had been counted by
-    rules that changed since."""
-    path, main, again = tmp_path / "found.json", bench["methods"].main, list[str]()
+    rules that changed since. One that stops halfway, or merges an older file, mixes them no more."""
+    path, main, names, goes_off_at = tmp_path / "found.json", bench["methods"].main, list[str](), [99]
+    options = [*SMALL, "--seeds", "2", "--json", str(path)]
     with pytest.raises(Off):
-        main([*SMALL, "--json", str(path), "--seeds", "2"])
+        main(options)
+    old = kept(path)
+    for cost in old["costs"].values():
+        cost["counting"] -= 1
 
     def counted(_: Any, form: Any) -> dict[str, float]:
-        again.append(form.contestant.name)
-        return {"training_flops_per_sample": told}
+        if len(names) == goes_off_at[0]:
+            raise Off
+        names.append(form.contestant.name)
+        return {**COUNTED, "training_flops_per_sample": 2.0}
 
     monkeypatch.setattr(bench["methods"], "counted", counted)
-    with pytest.raises(Off):
-        main([*SMALL, "--json", str(path), "--seeds", "2", "--methods", "bp"])
-    assert sorted(again[1:]) == sorted(set(counts) - {"bp"})  # BP always, to see by which rules
-    assert {cost["training_flops_per_sample"] for cost in kept(path)["costs"].values()} == {told}
-    assert len(kept(path)["costs"]) == 3
+    other = tmp_path / "other.json"
+    for source, more in ((path, []), (other, ["--merge", str(other)])):
+        path.unlink()
+        source.write_text(json.dumps(old), encoding="utf-8")
+        names.clear()
+        for goes_off_at[0] in (1, 2, 99):
+            with pytest.raises(Off):  # at last as the first training begins
+                main([*options, *more, "--methods", "bp"])
+        assert sorted(names) == ["al", "bp", "greedy"]
+        assert [cost["training_flops_per_sample"] for cost in kept(path)["costs"].values()] == [2.0] * 3
+    old["of"]["budget"] = "flops"
+    other.write_text(json.dumps(old), encoding="utf-8")
+    with pytest.raises(SystemExit, match="2"):
+        main([*SMALL, "--json", str(other), "--budget", "flops"])
+    assert "its budgets go by FLOPs counted by other rules; name another file with --json" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -27,8 +27,8 @@ from pipeal.models.nextchar import CODE_STYLES, CodeStyle, encoder_side, label_s
 BridgeKind: TypeAlias = Literal["linear", "block", "lookahead"]
 BRIDGE_KINDS = ("linear", "block", "lookahead")
 
-_STILL = 512
-"""One-hot codes so wide are told apart with a certainty from which the autoencoder loss does not move them."""
+_ONE_HOT_WIDTH = 512
+"""At which the logits of a code differ by 22 (its square root), and the autoencoder loss has hardly a gradient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +45,12 @@ class CharDims:
         parts: Into how many such layers the blocks are divided, as evenly as can be; None for ``per_layer`` of them in
             each.
         code: The width of the label codes; None for four times as many as there are characters, and at most 512 or four
-            times ``width``, whichever is more; of ``one-hot`` ones for 512, or as many as there are characters. In
-            codes narrower than the alphabet, not everything can be said of what comes next: with 32 features, codes of
-            32 stood at 2.44 validation loss after 1,000 steps, of 64 at 2.30, of 256 at 2.26. In training they cost
-            nothing at any place, however wide (:class:`pipeal.methods.al.place_codes.WhichCode`).
+            times ``width``, whichever is more. In codes narrower than the alphabet, not everything can be said of what
+            comes next: with 32 features, codes of 32 stood at 2.44 validation loss after 1,000 steps, of 64 at 2.30, of
+            256 at 2.26. In training they cost nothing at any place, however wide
+            (:class:`pipeal.methods.al.place_codes.WhichCode`). With ``one-hot`` labels None stands for 512, or for the
+            number of characters if that is more (of 5,000 every layer but the first has 25 million weights between
+            codes); narrower ones are moved by the autoencoder loss.
         labels: The style of the label sides; see :mod:`pipeal.models.nextchar`.
         bridges: What the bridges of all layers but the last are made of, before a norm and a linear map: another
             ``block``, so that the features of a layer are asked for what a deeper network can make of them; as many
@@ -109,7 +111,7 @@ class CharLM(BPForm):
     @classmethod
     def network(cls, characters: int, *, dims: CharDims = LESSON) -> Network:
         """What every method makes its layers of; the arguments are those of the class."""
-        usual = max(characters, _STILL) if dims.labels == "one-hot" else code_width(characters, dims.width)
+        usual = max(characters, _ONE_HOT_WIDTH) if dims.labels == "one-hot" else code_width(characters, dims.width)
         code = dims.code or usual
         same_start = dims.bridges == "lookahead" and dims.ahead.same_start
 

@@ -78,7 +78,12 @@ class InFloat32(nn.Sequential):
 
 def label_side(style: CodeStyle, characters: int, code: int, *, onward: bool, same: bool = False) -> AE:
     """The label side of a layer, ``onward`` of one that is not the first; all codes are ``code`` wide. Where all layers
-    are to begin with the ``same`` codes, which ``published`` ones cannot, an onward one begins by handing them on."""
+    are to begin with the ``same`` codes, an onward one begins by handing them on: ``one-hot`` ones always do, and
+    ``published`` ones cannot.
+
+    Raises:
+        ConfigError: One-hot codes are narrower than there are characters.
+    """
     if style == "published":
         return PublishedCodes(code if onward else characters, code, onward=onward)
     if onward:

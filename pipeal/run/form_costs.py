@@ -34,7 +34,11 @@ those that a stream begins with are of its longest texts, of which few make a ba
 
 ROWS = 2
 """Samples of a batch whose FLOPs are counted, with those of one more: all of a batch are padded to one length, and cost
-the same, beside what a batch costs whatever it holds, such as codes of all classes."""
+the same, beside what a batch costs whatever it holds, such as codes of all classes. Where samples are compared with
+each other this is too little: by as much as the comparisons cost."""
+
+COUNTING = 2
+"""Which rules of counting these are: goes up with each change, so that no table mixes figures of two."""
 
 
 @dataclass(frozen=True)
@@ -93,14 +97,15 @@ def form_costs(experiment: Experiment, config: RunConfig) -> FormCosts:
     """
     places = {*config.engine.devices}
     device = torch.device(places.pop() if len(places) == 1 else "cpu")
-    by_size, elements, samples, batches = BySize[tuple[Tree, Tree]](), 0, 0, 0
+    by_size, elements, samples, batches = BySize[list[tuple[Tree, Tree]]](), 0, 0, 0
     whole: Batch | None = None
     for batch in first_batches(experiment, config.train.seed):
-        by_size.add((few_rows(batch, experiment), few_rows(batch, experiment, ROWS + 1)), batch.x)
+        few, more = few_rows(batch, experiment), few_rows(batch, experiment, ROWS + 1)
+        by_size.add([few] if batch_size(few) == batch_size(more) else [few, more], batch.x)
         whole = batch if whole is None else largest((whole, batch))
         elements, samples, batches = elements + _elements(batch), samples + len(batch), batches + 1
     assert whole is not None  # an epoch has batches
-    looked_at = [[_Counted(batch_size(few), *move(few, device)) for few in both] for both in by_size.some()]
+    looked_at = [[_Counted(batch_size(few), *move(few, device)) for few in some] for some in by_size.some()]
     onward, rows = move((whole.x, whole.y), device), list[LayerCost]()
     options = engine_options(config)
     options = replace(
@@ -127,7 +132,7 @@ def form_costs(experiment: Experiment, config: RunConfig) -> FormCosts:
     gradients, activations = _at_once(rows, config)
 
     def per_sample(flops: Callable[[_Counted], int]) -> float:
-        parts = [_parts((fewer.rows, flops(fewer)), (more.rows, flops(more))) for fewer, more in looked_at]
+        parts = [_parts([(one.rows, flops(one)) for one in some]) for some in looked_at]
         each, shared = (by_size.mean(part) for part in zip(*parts, strict=True))
         return each + shared * batches / samples
 
@@ -166,16 +171,17 @@ class _Counted:
         self.learning += learning
 
 
-def _parts(fewer: tuple[int, int], more: tuple[int, int]) -> tuple[float, float]:
-    """FLOPs of each sample, and of what all of a batch share: from two numbers of samples and what each takes.
+def _parts(counts: Sequence[tuple[int, int]]) -> tuple[float, float]:
+    """FLOPs of each sample, and of what all of a batch share: from two numbers of samples, with the FLOPs of both. Of
+    one number, which is all of a batch, each sample has its share.
 
-    >>> _parts((2, 50), (3, 70)), _parts((2, 50), (2, 50))
+    >>> _parts([(2, 50), (3, 70)]), _parts([(2, 50)])
     ((20.0, 10.0), (25.0, 0.0))
     """
-    rows, flops = more
-    if rows == fewer[0]:  # all that there are
+    rows, flops = counts[-1]
+    if len(counts) == 1:
         return flops / rows, 0.0
-    each = (flops - fewer[1]) / (rows - fewer[0])
+    each = (flops - counts[0][1]) / (rows - counts[0][0])
     return each, flops - rows * each
 
 

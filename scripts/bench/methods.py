@@ -49,7 +49,7 @@ from methods_rows import Contestant, Row, Table, best_epoch, best_try, key_of, l
 from torch.nn import functional as F
 
 from pipeal.config import RunConfig, TuneConfig, all_values
-from pipeal.core.errors import ConfigError, NonFiniteError, PipealError, first_line
+from pipeal.core.errors import ConfigError, DataError, NonFiniteError, PipealError, first_line
 from pipeal.core.methods import BASELINE
 from pipeal.core.modules import module_of
 from pipeal.core.protocols import TrainableLayer
@@ -60,6 +60,7 @@ from pipeal.engine.devices.allocator import keep_freed_memory
 from pipeal.run.build import Experiment, evaluated_part
 from pipeal.run.build_language import CharacterPart
 from pipeal.run.duration import at_length
+from pipeal.run.form_costs import COUNTING
 from pipeal.run.grid import Setting, parse_grid, settings_of
 from pipeal.run.opening import course_of, new_layers, open_pipeline
 from pipeal.run.plan_costs import Wanted, experiment_of
@@ -329,17 +330,21 @@ class Bench:
                 raise ConfigError(f"{where}: {error}") from error
 
     def count(self) -> None:
-        """Counts what every form costs, and BP, which budgets are those of; and again what was counted otherwise, as
-        BP's figure in the file shows: what stands in one table is compared."""
-        forms = [self.baseline, *(form for forms in self.forms() for form in forms)]
-        costs, baseline = self.table.costs, counted(self.experiment, self.baseline)
-        if costs.get(self.baseline.key, baseline)["training_flops_per_sample"] != baseline["training_flops_per_sample"]:
-            forms += [Form.of(key) for key in costs]
-            costs.clear()
-        costs[self.baseline.key] = baseline
-        for form in forms:
-            if form.key not in costs:
-                costs[form.key] = counted(self.experiment, form)
+        """Counts what every form costs, and BP, which budgets are those of; and again what was counted by other rules.
+
+        Raises:
+            DataError: There are trainings whose length went by what was counted so.
+        """
+        costs = self.table.costs
+        stale = {key: Form.of(key) for key, cost in costs.items() if cost.get("counting") != COUNTING}
+        if stale and self.table.rows and self.options.budget == "flops":
+            raise DataError(
+                f"{self.table.path}: its budgets go by FLOPs counted by other rules; name another file with --json"
+            )
+        wanted = {form.key: form for form in (self.baseline, *(form for forms in self.forms() for form in forms))}
+        for key, form in {**wanted, **stale}.items():
+            if key in stale or key not in costs:
+                costs[key] = counted(self.experiment, form)
                 self.table.write()
 
     def clock(self) -> None:

@@ -24,7 +24,7 @@ from pipeal.planning.pure.hardware import PlannedDevice, Setup
 from pipeal.planning.pure.layer_cost import LayerCost
 from pipeal.reporting.environment import environment
 from pipeal.run.build import Experiment
-from pipeal.run.form_costs import form_costs
+from pipeal.run.form_costs import COUNTING, form_costs
 from pipeal.run.grid import Setting, with_setting
 from pipeal.run.opening import engine_options
 from pipeal.run.plan_costs import first_pairs, measure_beside_backprop
@@ -39,7 +39,7 @@ class Form(NamedTuple):
 
     @classmethod
     def of(cls, key: str) -> Form:
-        """The one whose costs stand there."""
+        """The form that a key of costs names."""
         name, parts, setting = json.loads(key)
         return cls(Contestant.of(name), parts, setting)
 
@@ -56,7 +56,7 @@ class Form(NamedTuple):
 
 
 def counted(experiment: Experiment, form: Form) -> Facts:
-    """FLOPs, parameters and bytes, on one device that holds the activations of one part at a time.
+    """FLOPs, parameters and bytes, on one device that holds the activations of one part at a time, and by which rules.
 
     Parameters of inference are those of the exported model; what is trained beside them counts as training's alone.
     """
@@ -70,6 +70,7 @@ def counted(experiment: Experiment, form: Form) -> Facts:
         **form_costs(under, replace(config, engine=engine)).summary(),
         "inference_parameters": at_inference,
         "training_only_parameters": every - at_inference,
+        "counting": COUNTING,
     }
 
 

@@ -90,7 +90,7 @@ def test_no_more_are_on_their_way_than_the_window_holds(monkeypatch: pytest.Monk
         receiver.tell_saved(0)
         assert (len(receiver), sender.sent, sender.window.is_open) == (2, 2, False)
         assert taken(receiver, 50) == numbers(0, 50)
-        # The last may be taken before it is counted; and a window may come to hold less, when a trip was shorter.
+        # The last may be taken before it is counted. How many the window holds by now is not asked: trips differ.
         until(lambda: sender.sent == 50 and len(sender.window) == 0)
         assert was_open == [True] * 50
 

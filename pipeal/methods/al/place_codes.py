@@ -40,6 +40,7 @@ Labels: TypeAlias = tuple[Tensor, Tensor]
 """Labels ``(B, T)``, and the codes of all classes, ``(B, V, K)``."""
 
 CodeStart: TypeAlias = Literal["drawn", "apart", "one-hot"]
+"""How the codes of classes begin; see :class:`ClassCodes`."""
 
 _CODE_OVER_CLASSES = 4
 _CODE_OVER_WIDTH = 4
@@ -73,7 +74,7 @@ class TokenCrossEntropy(nn.Module):
 
 
 class WhichCode(ENC):
-    """The encoder side of the style ``codes``: cross entropy of the bridge's answer times the code of each class.
+    """The encoder side of such label sides: cross entropy of the bridge's answer times the code of each class.
 
     Codes take no gradient here. So in training the bridge's last map is multiplied by them first, which takes ``V K D``
     operations once and ``V D`` at each place, and an answer, ``K`` wide, takes ``K (D + V)`` at each place: with 65
@@ -200,7 +201,9 @@ class ClassCodes(AE):
         start: CodeStart = "drawn",
     ) -> None:
         if start == "one-hot" and code < classes:
-            raise ConfigError(f"codes of {classes} classes are one-hot and {code} wide; expected {classes} or more")
+            raise ConfigError(
+                f"code is {code}, and one-hot; expected {classes} or more, as there are {classes} classes"
+            )
         h = _Readout(classes, code, class_dim, start)
         super().__init__(_Transposed(h), h, nn.CrossEntropyLoss())
         self.classes = classes
