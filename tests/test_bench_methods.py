@@ -420,6 +420,35 @@ def test_the_report_shows_shares_of_a_gain(bench: Benches, tmp_path: Path, capsy
     assert "bp model.layers=1" in capsys.readouterr().err
 
 
+def test_the_report_holds_against_the_form_of_bp_that_is_asked_for(
+    bench: Benches, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that is equal in every seed has all of the gain, and no seed differs."""
+    same = "bp methods.bp.same_start=true"
+    figures = {"bp": (0.70, 0.72), same: (0.74, 0.76), "al": (0.74, 0.76), "bp model.layers=1": (0.6, 0.62)}
+    rows = [made(bench, "try", name, 9, 0.7) for name in figures]
+    rows += [
+        made(bench, "seed", name, seed, test) for name, tests in figures.items() for seed, test in enumerate(tests)
+    ]
+    path = tmp_path / "found.json"
+    path.write_text(json.dumps(table_of(bench, rows)), encoding="utf-8")
+
+    def shown(*options: str) -> str:
+        bench["methods_report"].main([str(path), *options])
+        return next(
+            line for line in capsys.readouterr().out.splitlines() if line.startswith("| al") and "0.001" in line
+        )
+
+    assert "+4.00 (+4.00 to +4.00)" in shown()
+    found = shown("--over", same, "--gain-over", "bp model.layers=1")
+    assert "+0.00 (+0.00 to +0.00)" in found
+    assert "100% (100% to 100%)" in found
+    with pytest.raises(SystemExit) as ended:
+        shown("--over", "bp-2")
+    assert ended.value.code == 2
+    assert same in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("page", "begin", "end"),
     [

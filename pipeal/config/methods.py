@@ -31,6 +31,18 @@ class AugLocalConfig:
 
 
 @dataclass(frozen=True)
+class BPConfig:
+    """How backpropagation begins (:mod:`pipeal.methods.bp`).
+
+    Attributes:
+        same_start: Whether it begins with the weights with which other methods begin that have ``same_start``, of the
+            same seed: to be compared bit for bit.
+    """
+
+    same_start: Flag = False
+
+
+@dataclass(frozen=True)
 class InfoProConfig:
     """How much a part is asked for (:mod:`pipeal.methods.infopro`): weights change linearly over the hidden parts.
 
@@ -110,6 +122,7 @@ class MethodsConfig:
 
     Attributes:
         auglocal: What a part's head looks ahead to.
+        bp: How backpropagation begins.
         infopro: How much a part is asked for.
         predsim: How features are compared and classified.
         scpl: How vectors are projected and contrasted.
@@ -117,6 +130,7 @@ class MethodsConfig:
     """
 
     auglocal: AugLocalConfig = field(default_factory=AugLocalConfig)
+    bp: BPConfig = field(default_factory=BPConfig)
     infopro: InfoProConfig = field(default_factory=InfoProConfig)
     predsim: PredSimConfig = field(default_factory=PredSimConfig)
     scpl: SCPLConfig = field(default_factory=SCPLConfig)

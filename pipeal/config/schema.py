@@ -59,7 +59,7 @@ class AheadConfig:
         shared: Whether neighbouring copies of blocks that are alike share their weights.
         same_start: Whether a copy begins with the weights of the block that it stands for, and bridges alike. With
             copies of *all* blocks still to come, ``one-hot`` labels and no dropout, the layers of a character model
-            then learn what backpropagation would have them learn; see :mod:`pipeal.methods.lookahead`.
+            then learn what backpropagation would have them learn, bit for bit; see :mod:`pipeal.methods.lookahead`.
     """
 
     depth: Count | None = None

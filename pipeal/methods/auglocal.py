@@ -73,7 +73,7 @@ def make_layers(
         copies, features = ahead.of(part)
         pool, size = network.pool(features)
         with part.alike():
-            answer = nn.Linear(size, network.outputs)
+            answer = network.linear(size, network.outputs)
         head = nn.Sequential(*copies, pool, answer)
         yield Greedy(part.f, head, network.criterion(), rate, optimizer)
 

@@ -139,9 +139,40 @@ class BP(LocalLayer):
         return self
 
 
-def make_layers(network: Network, lr: LearningRates, optimizer: OptimizerFactory | None) -> Iterator[BP]:
-    """The whole network as a single layer; see :func:`pipeal.methods.make_layers`."""
-    yield BP(network.whole(), network.criterion(), one_rate(lr, "BP"), optimizer)
+def make_layers(
+    network: Network, lr: LearningRates, optimizer: OptimizerFactory | None, *, same_start: bool = False
+) -> Iterator[BP]:
+    """The whole network as a single layer; see :func:`pipeal.methods.make_layers`.
+
+    Args:
+        network: As there.
+        lr: As there.
+        optimizer: As there.
+        same_start: Whether it begins with the weights with which layers and heads begin that local losses train with
+            one start, of the same seed; see :mod:`pipeal.methods.lookahead`.
+
+    Raises:
+        ConfigError: With ``same_start``, the network's own head is not the linear map that such layers have.
+    """
+    rate = one_rate(lr, "BP")
+    yield BP(_starting_alike(network) if same_start else network.whole(), network.criterion(), rate, optimizer)
+
+
+def _starting_alike(network: Network) -> nn.Module:
+    """The whole network, with the weights of parts that start alike; its units come first in it, and then its head."""
+    parts = list(network.parts(same_start=True))
+    with parts[-1].alike():
+        head = parts[-1].linear_head(network.outputs)
+    drawn = [tensor for module in (*(part.f for part in parts), head) for tensor in module.state_dict().values()]
+    model = network.whole()
+    own = model.state_dict()
+    if [tensor.shape for tensor in drawn] != [tensor.shape for tensor in own.values()]:
+        raise ConfigError(
+            "bp with same_start: this network ends in a head of its own; expected one linear map, as layers with local "
+            "losses have; leave same_start out"
+        )
+    model.load_state_dict(dict(zip(own, drawn, strict=True)))
+    return model
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:

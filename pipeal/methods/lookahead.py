@@ -13,7 +13,7 @@ it: the network's own blocks never see them.
 Where a part looks ahead at *all* blocks, it and its copies are then the network from there on, and are given the same
 samples. If they learn by the same loss, a block and its copies take the same steps, and every part learns what
 backpropagation through the whole network would have it learn, though no gradient leaves a part. The loss is another
-where each part has label codes of its own, as AL's do on texts and images, and where dropout draws for each part. The
+where parts have label codes that learn, as AL's do unless they are one-hot, and where dropout draws for each part. The
 later blocks are computed again in each part below them: with four equal parts ``(4 + 3 + 2 + 1) / 4`` times the
 operations. Fewer copies cost less, and are no longer the same.
 

@@ -60,6 +60,7 @@ class Part:
         pool: From features to vectors that a linear map can answer from: ``(B, width)``, or one per place.
         ahead: The units of each part still to come, of which a head may take fresh copies.
         alike: Within it, what heads draw is the same in all parts, if they start alike.
+        linear: As :attr:`Network.linear`.
     """
 
     f: nn.Module
@@ -69,10 +70,11 @@ class Part:
     pool: nn.Module
     ahead: Sequence[Sequence[Unit]]
     alike: Callable[[], AbstractContextManager[object]] = nullcontext
+    linear: Callable[[int, int], nn.Module] = nn.Linear
 
     def linear_head(self, outputs: int) -> nn.Module:
         """From features to answers ``outputs`` wide by one linear map: what the last part of a network has."""
-        return nn.Sequential(self.pool, nn.Linear(self.width, outputs))
+        return nn.Sequential(self.pool, self.linear(self.width, outputs))
 
 
 def in_a_row(modules: Sequence[nn.Module]) -> nn.Module:
@@ -98,6 +100,7 @@ class Network:
             apart.
         reads: The input of one sample, on the meta device; None where no method asks for it.
         join: Makes one module of those of a part.
+        linear: Makes the linear map of an answer, of what goes in and what comes out.
         drawn_first: Whether all parts are drawn before anything that a method makes of the first; else each is when it
             is asked for.
         same_start: Of the parts that ``sides`` gets: see :meth:`parts`.
@@ -114,6 +117,7 @@ class Network:
     has_classes: bool = True
     reads: Tree = None
     join: Callable[[Sequence[nn.Module]], nn.Module] = in_a_row
+    linear: Callable[[int, int], nn.Module] = nn.Linear
     drawn_first: bool = False
     same_start: bool = False
 
@@ -140,7 +144,7 @@ class Network:
         for number, f in enumerate(list(made) if self.drawn_first else made):
             features = groups[number][-1].features
             pool, width = self.pool(features)
-            yield Part(f, number, features, width, pool, groups[number + 1 :], alike)
+            yield Part(f, number, features, width, pool, groups[number + 1 :], alike, self.linear)
 
 
 def _starting_alike(unit: Unit, seed: int, number: int) -> Unit:

@@ -27,9 +27,6 @@ from pipeal.models.nextchar import CODE_STYLES, CodeStyle, encoder_side, label_s
 BridgeKind: TypeAlias = Literal["linear", "block", "lookahead"]
 BRIDGE_KINDS = ("linear", "block", "lookahead")
 
-_ONE_HOT_WIDTH = 512
-"""At which the logits of a code differ by 22 (its square root), and the autoencoder loss has hardly a gradient."""
-
 
 @dataclass(frozen=True, slots=True)
 class CharDims:
@@ -48,9 +45,8 @@ class CharDims:
             times ``width``, whichever is more. In codes narrower than the alphabet, not everything can be said of what
             comes next: with 32 features, codes of 32 stood at 2.44 validation loss after 1,000 steps, of 64 at 2.30, of
             256 at 2.26. In training they cost nothing at any place, however wide
-            (:class:`pipeal.methods.al.place_codes.WhichCode`). With ``one-hot`` labels None stands for 512, or for the
-            number of characters if that is more (of 5,000 every layer but the first has 25 million weights between
-            codes); narrower ones are moved by the autoencoder loss.
+            (:class:`pipeal.methods.al.place_codes.WhichCode`). With ``one-hot`` labels None stands for the number of
+            characters (of 5,000 every layer but the first has 25 million weights between codes).
         labels: The style of the label sides; see :mod:`pipeal.models.nextchar`.
         bridges: What the bridges of all layers but the last are made of, before a norm and a linear map: another
             ``block``, so that the features of a layer are asked for what a deeper network can make of them; as many
@@ -104,15 +100,13 @@ class CharLM(BPForm):
     """
 
     def __init__(self, characters: int, *, dims: CharDims = LESSON) -> None:
-        head = nn.Sequential(nn.LayerNorm(dims.width), nn.Linear(dims.width, characters))
-        start_small(head)
+        head = nn.Sequential(nn.LayerNorm(dims.width), _linear(dims.width, characters))
         super().__init__(_embedding(characters, dims), *(_block(dims) for _ in range(dims.layers)), head)
 
     @classmethod
     def network(cls, characters: int, *, dims: CharDims = LESSON) -> Network:
         """What every method makes its layers of; the arguments are those of the class."""
-        usual = max(characters, _ONE_HOT_WIDTH) if dims.labels == "one-hot" else code_width(characters, dims.width)
-        code = dims.code or usual
+        code = dims.code or (characters if dims.labels == "one-hot" else code_width(characters, dims.width))
         same_start = dims.bridges == "lookahead" and dims.ahead.same_start
 
         def make(number: int) -> list[nn.Module]:
@@ -121,17 +115,14 @@ class CharLM(BPForm):
         def sides(part: Part) -> tuple[ENC, AE]:
             bridge, width = _bridge(dims, part)
             with part.alike():
-                answer = nn.Linear(width, code)
-                start_small(answer)
+                answer = _linear(width, code)
             enc = encoder_side(dims.labels, part.f, bridge, answer)
             return enc, label_side(dims.labels, characters, code, onward=part.number > 0, same=same_start)
 
         def fresh(given: Tree, width: float) -> tuple[nn.Module, Tree]:
             before, after = given.shape[-1], max(1, round(dims.width * width))
-            narrow = [] if before == after else [nn.Linear(before, after)]
-            row = in_a_row([*narrow, _block(replace(dims, width=after))])
-            start_small(nn.ModuleList(narrow))
-            return row, _features(after)
+            narrow = [] if before == after else [_linear(before, after)]
+            return in_a_row([*narrow, _block(replace(dims, width=after))]), _features(after)
 
         units = [
             Unit(partial(make, number), _features(dims.width), fresh if number else None)
@@ -147,6 +138,7 @@ class CharLM(BPForm):
             TokenCrossEntropy,
             per_place=True,
             join=lambda modules: Blocks(*modules),
+            linear=_linear,
             same_start=same_start,
         )
 
@@ -170,6 +162,12 @@ def _embedding(characters: int, dims: CharDims) -> CharacterEmbedding:
 
 def _block(dims: CharDims) -> CausalBlock:
     return CausalBlock(dims.width, dims.heads, dropout=dims.dropout, depth=dims.layers)
+
+
+def _linear(before: int, after: int) -> nn.Linear:
+    linear = nn.Linear(before, after)
+    start_small(linear)
+    return linear
 
 
 def _bridge(dims: CharDims, part: Part) -> tuple[list[nn.Module], int]:

@@ -1,9 +1,9 @@
 """The styles in which a character model's label sides and encoder sides are built.
 
 ``codes``, the default, is :mod:`pipeal.methods.al.place_codes`: an associated loss asks which of the codes of all
-characters was meant. ``one-hot`` begins with one-hot codes, which all layers hand on: a bridge then learns its answer
-as a network learns its logits, and layers with one start (:mod:`pipeal.methods.lookahead`) learn what backpropagation
-would have them learn. ``published`` is a code for each place, sigmoids, squared errors. There the way down does not
+characters was meant. ``one-hot`` begins with one-hot codes, which all layers hand on: a bridge's answer is then a
+network's logits, and layers with one start (:mod:`pipeal.methods.lookahead`) learn what backpropagation would have them
+learn, bit for bit. ``published`` is a code for each place, sigmoids, squared errors. There the way down does not
 give what a layer was trained on: the mean of two codes need not decode to the mean of what they say. Nor are its
 answers logits: they lie between 0 and 1, which with 65 characters keeps their cross entropy above 3.2 nats, however
 right they are.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pipeal.methods.al import AE, ENC
-from pipeal.methods.al.place_codes import ClassCodes, Labels, OnwardCodes, WhichCode
+from pipeal.methods.al.place_codes import ClassCodes, CodeStart, Labels, OnwardCodes, WhichCode
 
 CodeStyle: TypeAlias = Literal["codes", "one-hot", "published"]
 CODE_STYLES = ("codes", "one-hot", "published")
@@ -88,7 +88,7 @@ def label_side(style: CodeStyle, characters: int, code: int, *, onward: bool, sa
         return PublishedCodes(code if onward else characters, code, onward=onward)
     if onward:
         return OnwardCodes(code, code, same=same or style == "one-hot")
-    return ClassCodes(characters, code, start="one-hot" if style == "one-hot" else "drawn")
+    return ClassCodes(characters, code, start=_start(style))
 
 
 def encoder_side(style: CodeStyle, f: nn.Module, bridge: Iterable[nn.Module], answer: nn.Linear) -> ENC:
@@ -96,7 +96,11 @@ def encoder_side(style: CodeStyle, f: nn.Module, bridge: Iterable[nn.Module], an
     :class:`pipeal.methods.al.place_codes.WhichCode`."""
     if style == "published":
         return ENC(f, nn.Sequential(*bridge, answer, InFloat32(nn.Sigmoid())), CodeError())
-    return WhichCode(f, nn.Sequential(*bridge, answer))
+    return WhichCode(f, nn.Sequential(*bridge, answer), start=_start(style))
+
+
+def _start(style: CodeStyle) -> CodeStart:
+    return "one-hot" if style == "one-hot" else "drawn"
 
 
 def _squared_error(answer: Tensor, wanted: Tensor, y: Tensor) -> Tensor:

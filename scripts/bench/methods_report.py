@@ -1,9 +1,11 @@
 """What methods.py found: tables of what was learnt and what it costs, and a picture of both.
 
-    python scripts/bench/methods_report.py FILE [FILE …] [--plot FILE] [--gain-over CONTESTANT] [--seeds N]
+    python scripts/bench/methods_report.py FILE [FILE …] [--plot FILE] [--over CONTESTANT] [--gain-over CONTESTANT]
+                                            [--seeds N]
 
 Files of the same data, model and budget are put together; others have a table, and a row of the picture, of their own.
-``--gain-over "bp model.layers=1"`` also shows which share of what BP gains over that contestant each line gains.
+``--over "bp methods.bp.same_start=true"`` holds all against that form of BP; ``--gain-over "bp model.layers=1"`` also
+shows which share of what BP gains over that contestant each line gains.
 """
 
 from __future__ import annotations
@@ -49,6 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("files", type=Path, nargs="+", help="what methods.py wrote")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="also draw the picture there")
     parser.add_argument(
+        "--over", metavar="CONTESTANT", default=BASELINE.name, help="the form of BP that others are held against (bp)"
+    )
+    parser.add_argument(
         "--gain-over", metavar="CONTESTANT", help="one that BP gains something over, such as a shallow one"
     )
     parser.add_argument("--seeds", type=int, metavar="N", help="of the seeds below N alone (all)")
@@ -56,24 +61,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.seeds is not None and options.seeds < 1:
         parser.error(f"--seeds: found {options.seeds}, expected 1 or more")
     try:
-        report(options.files, options.plot, options.gain_over, options.seeds)
+        report(options.files, options.plot, options.gain_over, options.seeds, options.over)
     except PipealError as error:
         parser.exit(2, f"methods_report.py: {error}\n")
 
 
 def report(
-    files: Iterable[Path], plot: Path | None = None, gain_over: str | None = None, seeds: int | None = None
+    files: Iterable[Path],
+    plot: Path | None = None,
+    gain_over: str | None = None,
+    seeds: int | None = None,
+    over: str = BASELINE.name,
 ) -> None:
     """Prints all of it, and draws what a picture is wanted of.
 
     Raises:
         DataError: A file is none that methods.py wrote.
-        ConfigError: The contestant to gain something over is in none of them.
+        ConfigError: The contestant to be held against, or to gain something over, is in none of them.
     """
-    tables = [Found(table, seeds) for table in joined(map(read_table, files))]
+    tables = [Found(table, seeds, over) for table in joined(map(read_table, files))]
     names = list(dict.fromkeys(line.name for table in tables for line in table.lines))
-    if gain_over is not None and gain_over not in names:
-        raise ConfigError(unknown_name("contestant", gain_over, names))
+    for asked in (gain_over, None if over == BASELINE.name else over):
+        if asked is not None and asked not in names:
+            raise ConfigError(unknown_name("contestant", asked, names))
     for table in tables:
         show(table, gain_over)
     if plot is not None:
@@ -110,9 +120,11 @@ class Found:
     Args:
         table: As it stands in the file.
         seeds: Only trainings of seeds below that count; None: all.
+        over: The form of BP that the others are held against.
     """
 
-    def __init__(self, table: Facts, seeds: int | None = None) -> None:
+    def __init__(self, table: Facts, seeds: int | None = None, over: str = BASELINE.name) -> None:
+        self.over = over
         self.of, self.costs, self.times = table["of"], table["costs"], table["times"]
         rows = map(row_of, table["rows"])
         self.rows = [row for row in rows if row.kind == "try" or seeds is None or row.seed < seeds]
@@ -151,7 +163,7 @@ class Found:
     @property
     def baseline(self) -> Line | None:
         """BP, which the others are held against."""
-        return next((line for line in self.lines if line.name == BASELINE.name), None)
+        return next((line for line in self.lines if line.name == self.over), None)
 
     def beside(self, parts: int) -> list[Line]:
         """Those in so many parts, and those in none."""

@@ -42,6 +42,9 @@ Labels: TypeAlias = tuple[Tensor, Tensor]
 CodeStart: TypeAlias = Literal["drawn", "apart", "one-hot"]
 """How the codes of classes begin; see :class:`ClassCodes`."""
 
+_ONE_HOT_LENGTH = 128.0
+"""The logits of a code differ by as much, and e^-128 is 0 in float32: their autoencoder loss is 0, and its gradient."""
+
 _CODE_OVER_CLASSES = 4
 _CODE_OVER_WIDTH = 4
 _WIDE_CODE = 512
@@ -59,6 +62,15 @@ def code_width(classes: int, width: int = 0) -> int:
     (260, 512)
     """
     return min(_CODE_OVER_CLASSES * classes, max(_WIDE_CODE, _CODE_OVER_WIDTH * width))
+
+
+def code_length(code: int, start: CodeStart) -> float:
+    """How long codes ``code`` wide begin, by which an answer times a code is divided.
+
+    >>> code_length(256, "drawn"), code_length(65, "one-hot")
+    (16.0, 128.0)
+    """
+    return _ONE_HOT_LENGTH if start == "one-hot" else code**0.5
 
 
 class TokenCrossEntropy(nn.Module):
@@ -87,11 +99,13 @@ class WhichCode(ENC):
         b: The bridge, from there to codes ``(B, T, K)``.
         mask_at: Which item of the tuple that ``f`` gives is a mask ``(B, T)``, false where there is no label; None
             where there is none.
+        start: How codes begin; see :class:`ClassCodes`.
     """
 
-    def __init__(self, f: nn.Module, b: nn.Module, mask_at: int | None = None) -> None:
+    def __init__(self, f: nn.Module, b: nn.Module, mask_at: int | None = None, *, start: CodeStart = "drawn") -> None:
         super().__init__(f, b, TokenCrossEntropy())
         self.mask_at = mask_at
+        self.start = start
 
     def forward(self, x: Tree, labels: Labels) -> tuple[Tensor, Tree]:
         """The associated loss and ``f(x)``; of features with a mask, padding has no label.
@@ -103,7 +117,7 @@ class WhichCode(ENC):
         y, codes = labels
         if self.mask_at is not None and out[self.mask_at].shape == y.shape:
             y = _long(y).masked_fill(~out[self.mask_at].bool(), UNLABELLED)
-        return self.cri(self._logits(out, codes[0] / codes.shape[-1] ** 0.5), y), out
+        return self.cri(self._logits(out, codes[0] / code_length(codes.shape[-1], self.start)), y), out
 
     def _logits(self, features: Tree, every: Tensor) -> Tensor:
         parted = _parted(self.b)
@@ -185,7 +199,8 @@ class ClassCodes(AE):
         ignore_index: A label of places that have none, beside all below zero.
         start: How codes begin: each ``drawn`` by itself; ``apart`` from each other, at right angles where they are as
             wide as there are classes; or ``one-hot``, so that an answer has a number for each class and learns as
-            logits do, for which codes must be as wide as that.
+            logits do, for which codes must be as wide as that. The autoencoder tells one-hot codes apart from the
+            start, as surely as float32 can say: it has nothing left to learn, and they stay (if weights do not decay).
 
     Raises:
         ConfigError: One-hot codes are narrower than there are classes.
@@ -255,6 +270,7 @@ class _Readout(LinearMap):
         self.weight = nn.Parameter(torch.empty(classes, code))
         self.class_dim = class_dim
         self.start = start
+        self.length = code_length(code, start)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -263,15 +279,15 @@ class _Readout(LinearMap):
         elif self.start == "one-hot":
             nn.init.eye_(self.weight)
             with torch.no_grad():
-                self.weight.mul_(self.weight.shape[1] ** 0.5)  # as long, too: a logit is one number of the answer
+                self.weight.mul_(self.length)
         else:
             nn.init.normal_(self.weight)
 
     def forward(self, answer: Tensor) -> Tensor:
-        return (F.linear(answer, self.weight) / self.weight.shape[1] ** 0.5).movedim(-1, self.class_dim)
+        return (F.linear(answer, self.weight) / self.length).movedim(-1, self.class_dim)
 
     def as_linear(self) -> Map | None:
-        return (self.weight / self.weight.shape[1] ** 0.5, None) if self.class_dim == -1 else None
+        return (self.weight / self.length, None) if self.class_dim == -1 else None
 
 
 class _Turn(LinearMap):
