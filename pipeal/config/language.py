@@ -22,7 +22,7 @@ class LanguageModelConfig(ModelConfig):
         dropout: The share of activations that training drops.
         per_layer: Blocks that share a layer with a local loss.
         code: The width of the label codes; None for four times as many as there are characters, and at most 512 or
-            four times ``width``, whichever is more; with ``one-hot`` labels for as many as there are.
+            four times ``width``, whichever is more; with ``one-hot`` labels there are just as many.
         labels: How label sides and associated losses are built: ``codes``, codes that begin ``one-hot``, or as
             ``published``.
         bridges: What the bridges of all AL layers but the last have before their linear map: another ``block``, fresh

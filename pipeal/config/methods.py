@@ -36,7 +36,7 @@ class BPConfig:
 
     Attributes:
         same_start: Whether it begins with the weights with which other methods begin that have ``same_start``, of the
-            same seed: to be compared bit for bit.
+            same seed, to be compared bit for bit; of networks that draw their weights and end in one linear map.
     """
 
     same_start: Flag = False

@@ -152,14 +152,20 @@ def make_layers(
             one start, of the same seed; see :mod:`pipeal.methods.lookahead`.
 
     Raises:
-        ConfigError: With ``same_start``, the network's own head is not the linear map that such layers have.
+        ConfigError: With ``same_start``, the network is given its weights, or its head is not the linear map that such
+            layers have.
     """
     rate = one_rate(lr, "BP")
-    yield BP(_starting_alike(network) if same_start else network.whole(), network.criterion(), rate, optimizer)
+    yield BP(_begun_as_parts(network) if same_start else network.whole(), network.criterion(), rate, optimizer)
 
 
-def _starting_alike(network: Network) -> nn.Module:
+def _begun_as_parts(network: Network) -> nn.Module:
     """The whole network, with the weights of parts that start alike; its units come first in it, and then its head."""
+    if network.is_given:
+        raise ConfigError(
+            "bp with same_start: this network begins with weights that it is given; expected one that draws them: "
+            "leave same_start out"
+        )
     parts = list(network.parts(same_start=True))
     with parts[-1].alike():
         head = parts[-1].linear_head(network.outputs)
@@ -168,8 +174,8 @@ def _starting_alike(network: Network) -> nn.Module:
     own = model.state_dict()
     if [tensor.shape for tensor in drawn] != [tensor.shape for tensor in own.values()]:
         raise ConfigError(
-            "bp with same_start: this network ends in a head of its own; expected one linear map, as layers with local "
-            "losses have; leave same_start out"
+            "bp with same_start: this network ends in another head than local losses have; expected one linear map: "
+            "leave same_start out"
         )
     model.load_state_dict(dict(zip(own, drawn, strict=True)))
     return model

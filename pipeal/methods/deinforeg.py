@@ -196,8 +196,10 @@ def _projector(network: Network, part: Part, width: int, cells: int | None) -> t
     """It, and the classifier after it."""
     before, given = to_vectors(network, part, cells)
     if not network.is_image(part.features):
-        return nn.Sequential(*before), nn.Sequential(nn.Tanh(), nn.Linear(given, network.outputs))
+        return nn.Sequential(*before), nn.Sequential(nn.Tanh(), network.linear(given, network.outputs))
     maps: list[nn.Module] = [nn.Linear(given, width)]
     for _ in range(2):
         maps += [BatchNorm(width), nn.ReLU(), nn.Linear(width, width)]
-    return nn.Sequential(*before, *maps), nn.Sequential(BatchNorm(width), nn.ReLU(), nn.Linear(width, network.outputs))
+    return nn.Sequential(*before, *maps), nn.Sequential(
+        BatchNorm(width), nn.ReLU(), network.linear(width, network.outputs)
+    )

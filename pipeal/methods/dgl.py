@@ -71,14 +71,14 @@ def _head(network: Network, part: Part) -> nn.Module:
         ]
         width = channels * prod(cells)
         pooled = [CellMeans(*coarse), *convolutions, CellMeans(*cells), nn.Flatten()]
-        return nn.Sequential(*pooled, *_linear_maps(width, BatchNorm), nn.Linear(width, network.outputs))
+        return nn.Sequential(*pooled, *_linear_maps(width, BatchNorm), network.linear(width, network.outputs))
     if network.per_place:  # the pool puts vectors of places last, however they lie in the features
         maps = _linear_maps(part.width, nn.LayerNorm) + _linear_maps(part.width, nn.LayerNorm)
-        return nn.Sequential(part.pool, *maps, nn.Linear(part.width, network.outputs))
+        return nn.Sequential(part.pool, *maps, part.linear(part.width, network.outputs))
     dim = (features if isinstance(features, Tensor) else features[0]).shape[-1]
     each = AtEachPlace(nn.Sequential(*_linear_maps(dim, nn.LayerNorm)))
     maps = _linear_maps(part.width, nn.LayerNorm)
-    return nn.Sequential(each, part.pool, *maps, nn.Linear(part.width, network.outputs))
+    return nn.Sequential(each, part.pool, *maps, part.linear(part.width, network.outputs))
 
 
 def _linear_maps(width: int, norm: type[nn.Module]) -> list[nn.Module]:

@@ -205,7 +205,7 @@ def _head(part: Part, outputs: int, width: float) -> nn.Module:
         nn.Flatten(),
         nn.Linear(out, within),
         nn.ReLU(),
-        nn.Linear(within, outputs),
+        part.linear(within, outputs),
     )
 
 

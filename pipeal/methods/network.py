@@ -101,6 +101,7 @@ class Network:
         reads: The input of one sample, on the meta device; None where no method asks for it.
         join: Makes one module of those of a part.
         linear: Makes the linear map of an answer, of what goes in and what comes out.
+        is_given: Whether units begin with weights that they are given, of a file or of a user's network, and draw none.
         drawn_first: Whether all parts are drawn before anything that a method makes of the first; else each is when it
             is asked for.
         same_start: Of the parts that ``sides`` gets: see :meth:`parts`.
@@ -118,6 +119,7 @@ class Network:
     reads: Tree = None
     join: Callable[[Sequence[nn.Module]], nn.Module] = in_a_row
     linear: Callable[[int, int], nn.Module] = nn.Linear
+    is_given: bool = False
     drawn_first: bool = False
     same_start: bool = False
 

@@ -45,8 +45,8 @@ class CharDims:
             times ``width``, whichever is more. In codes narrower than the alphabet, not everything can be said of what
             comes next: with 32 features, codes of 32 stood at 2.44 validation loss after 1,000 steps, of 64 at 2.30, of
             256 at 2.26. In training they cost nothing at any place, however wide
-            (:class:`pipeal.methods.al.place_codes.WhichCode`). With ``one-hot`` labels None stands for the number of
-            characters (of 5,000 every layer but the first has 25 million weights between codes).
+            (:class:`pipeal.methods.al.place_codes.WhichCode`). With ``one-hot`` labels it is the number of characters
+            (of 5,000 every layer but the first has 25 million weights between codes).
         labels: The style of the label sides; see :mod:`pipeal.models.nextchar`.
         bridges: What the bridges of all layers but the last are made of, before a norm and a linear map: another
             ``block``, so that the features of a layer are asked for what a deeper network can make of them; as many

@@ -82,7 +82,7 @@ def label_side(style: CodeStyle, characters: int, code: int, *, onward: bool, sa
     ``published`` ones cannot.
 
     Raises:
-        ConfigError: One-hot codes are narrower than there are characters.
+        ConfigError: One-hot codes are not as wide as there are characters.
     """
     if style == "published":
         return PublishedCodes(code if onward else characters, code, onward=onward)

@@ -108,7 +108,8 @@ def with_weights(network: Network, path: str) -> Network:
         filled([model], names)
         return model
 
-    return replace(network, units=[unit(number) for number in range(len(network.units))], whole=made_whole)
+    units = [unit(number) for number in range(len(network.units))]
+    return replace(network, units=units, whole=made_whole, is_given=True)
 
 
 def _tensors(modules: Sequence[nn.Module]) -> list[Tensor]:

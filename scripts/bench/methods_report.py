@@ -33,14 +33,14 @@ SURE = 0.95
 
 _ABOUT_RESULTS = f"""\
 test: of the epoch that is best on held-out samples, mean ± sd over seeds (a text's loss is that of all of it); over BP:
-{{}}, the mean difference of the same seeds, and its {SURE:.0%} interval (t; that of a share of a gain is Fieller's);
-edge: the best rate is the lowest or the highest that was tried"""
+{{}}, the mean difference to {{}} of the same seeds, and its {SURE:.0%} interval (t; that of a share of a gain is
+Fieller's); edge: the best rate is the lowest or the highest that was tried"""
 
 _ABOUT_COSTS = """\
 per sample: FLOPs of training and of an answer, and what parts hand on to the next (of BP with its gradients); MiB:
 counted, on one device with the activations of one part, and of the fullest of as many devices as parts (K); ms: of a
 batch, on one device, and forecast for K with links that take no time (BP at its fastest, with micro-batches), and over
-BP in the same turns"""
+plain BP in the same turns"""
 
 _STYLES = ("-", "--", ":", "-.")
 _DOTS = ("o", "s", "^")
@@ -77,13 +77,14 @@ def report(
 
     Raises:
         DataError: A file is none that methods.py wrote.
-        ConfigError: The contestant to be held against, or to gain something over, is in none of them.
+        ConfigError: The contestant to gain something over is in none of them, or the form of BP.
     """
     tables = [Found(table, seeds, over) for table in joined(map(read_table, files))]
     names = list(dict.fromkeys(line.name for table in tables for line in table.lines))
-    for asked in (gain_over, None if over == BASELINE.name else over):
-        if asked is not None and asked not in names:
-            raise ConfigError(unknown_name("contestant", asked, names))
+    if gain_over is not None and gain_over not in names:
+        raise ConfigError(unknown_name("contestant", gain_over, names))
+    if over not in (forms := [BASELINE.name, *(name for name in names if _method(name) == BASELINE.name)]):
+        raise ConfigError(unknown_name("form of BP", over, forms))
     for table in tables:
         show(table, gain_over)
     if plot is not None:
@@ -198,7 +199,7 @@ def show(found: Found, gain_over: str | None) -> None:
     for facts in {key_of(row.machine): row.machine for row in found.rows}.values():
         print("  ".join(f"{key} {value}" for key, value in facts.items()))
     print_table(found.title, *_columns(_results(found, gain_over)))
-    print(_ABOUT_RESULTS.format("nats per character" if found.is_loss else "points of accuracy"))
+    print(_ABOUT_RESULTS.format("nats per character" if found.is_loss else "points of accuracy", found.over))
     print_table("costs", *_columns(_costs(found)))
     print(_ABOUT_COSTS)
     for facts in {key_of(time["machine"], time["load"]): time for time in found.times.values()}.values():

@@ -327,7 +327,7 @@ def test_a_target_per_text_is_one_line() -> None:
         ({"code": 0}, "code is 0"),
         ({"dropout": 1.0}, "dropout is 1"),
         ({"labels": "code"}, "did you mean 'codes'"),
-        ({"labels": "one-hot", "code": 10}, "code is 10, and one-hot; expected 11 or more, as there are 11 classes"),
+        ({"labels": "one-hot", "code": 12}, "code is 12, and one-hot; expected 11, as there are 11 classes"),
         ({"bridges": "deep"}, "style of bridge"),
     ],
 )

@@ -79,6 +79,7 @@ def as_network(
         per_place=places is not None,
         has_classes=how.task in ("classification", "per-place"),
         reads=map_tensors(_one_sample, sample),
+        is_given=True,
     )
 
 

@@ -199,11 +199,11 @@ class ClassCodes(AE):
         ignore_index: A label of places that have none, beside all below zero.
         start: How codes begin: each ``drawn`` by itself; ``apart`` from each other, at right angles where they are as
             wide as there are classes; or ``one-hot``, so that an answer has a number for each class and learns as
-            logits do, for which codes must be as wide as that. The autoencoder tells one-hot codes apart from the
+            logits do, for which codes must be just as wide as that. The autoencoder tells one-hot codes apart from the
             start, as surely as float32 can say: it has nothing left to learn, and they stay (if weights do not decay).
 
     Raises:
-        ConfigError: One-hot codes are narrower than there are classes.
+        ConfigError: One-hot codes are not as wide as there are classes.
     """
 
     def __init__(
@@ -215,10 +215,8 @@ class ClassCodes(AE):
         ignore_index: int = UNLABELLED,
         start: CodeStart = "drawn",
     ) -> None:
-        if start == "one-hot" and code < classes:
-            raise ConfigError(
-                f"code is {code}, and one-hot; expected {classes} or more, as there are {classes} classes"
-            )
+        if start == "one-hot" and code != classes:
+            raise ConfigError(f"code is {code}, and one-hot; expected {classes}, as there are {classes} classes")
         h = _Readout(classes, code, class_dim, start)
         super().__init__(_Transposed(h), h, nn.CrossEntropyLoss())
         self.classes = classes
