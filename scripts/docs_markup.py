@@ -109,10 +109,14 @@ def _place(target: str, scope: str) -> str | None:
         if id(value) in places():
             return places()[id(value)]
         owner, _, name = path.rpartition(".")
-        above = places().get(id(pkgutil.resolve_name(owner))) if owner else None
-        # Of a class the reference shows the methods and properties that it defines itself and explains.
-        own = vars(pkgutil.resolve_name(owner)).get(name) if above else None
-        return f"{above}.{name}" if above and name[0] != "_" and getattr(own, "__doc__", None) else above
+        home = pkgutil.resolve_name(owner) if owner else None
+        above = places().get(id(home))
+        if above is None or name[0] == "_":
+            return above
+        # Of a class the reference shows the methods and properties that it defines itself and explains, but no fields,
+        # whose defaults may have docstrings.
+        is_shown = name not in inspect.get_annotations(home) and getattr(vars(home).get(name), "__doc__", None)
+        return f"{above}.{name}" if is_shown else above
     return None
 
 

@@ -122,6 +122,8 @@ def test_a_link_needs_a_place() -> None:
     assert linked(":class:`~pipeal.engine.pipeline.Pipeline`", "pipeal") == "[`Pipeline`][pipeal.Pipeline]"
     assert linked(":meth:`run`", "pipeal.engine.pipeline.Pipeline") == "[`run`][pipeal.Pipeline.run]"
     assert linked(":meth:`any title <pipeal.Pipeline.run>`", "pipeal") == "[`any title`][pipeal.Pipeline.run]"
+    field = "`linear`][pipeal.methods.Network]"  # whose default, a class of PyTorch, has a docstring
+    assert linked(":attr:`linear`", "pipeal.methods.network.Network") == f"[{field}"
     assert linked(":func:`pipeal.training.learning_rate.usual_course`", "pipeal").startswith("`pipeal.training")
     assert api("pipeal.engine").startswith("Names of `pipeal.engine`, which also has [`pipeal.ExitPolicy`]")
 
