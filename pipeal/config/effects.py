@@ -30,11 +30,13 @@ class Idle(NamedTuple):
         where: The other option, or ``processes``: how many there are to be.
         values: Those of its values.
         options: Those without an effect then.
+        unless: A third option, and its value with which they have one all the same.
     """
 
     where: str
     values: tuple[object, ...]
     options: tuple[str, ...]
+    unless: tuple[str, object] | None = None
 
 
 _NO_LABELS = tuple(name for name, method in METHODS.items() if not method.has_labels)
@@ -98,8 +100,8 @@ IDLE: Mapping[type[RunConfig], tuple[Idle, ...]] = {
             _NO_LABELS,
             ("model.x_hid", "model.y_hid", "model.bridges", "model.labels"),
         ),
-        Idle("model.bridges", ("pooled", "flat"), _AHEAD),
-        Idle("model.labels", ("codes",), ("model.x_hid",)),
+        Idle("model.bridges", ("pooled", "flat", "mlp"), _AHEAD),
+        Idle("model.labels", ("codes",), ("model.x_hid",), unless=("model.bridges", "mlp")),
         Idle("model.name", (HF, TORCHVISION), ("model.width", "model.activation")),
         Idle("data.cache", (False,), ("data.cache_dir",)),
         Idle("dataset", ("toyimages",), ("data.cache", "data.cache_dir")),
@@ -157,7 +159,9 @@ def check_effects(config: RunConfig, given: Collection[str], *, processes: int =
     lines = []
     for table in (*_of(type(config)), *([IDLE_IN_ONE_PROCESS] if processes == 1 else [])):
         by_reason: dict[str, list[str]] = {}
-        for where, values, options in table:
+        for where, values, options, unless in table:
+            if unless is not None and value_at(config, unless[0]) == unless[1]:
+                continue
             found, reason = ({processes}, _ONE_PROCESS) if where == "processes" else _found(config, where)
             idle = [f"{option} {_shown(value_at(config, option))}" for option in options if option in given]
             if idle and found <= {*values}:

@@ -16,12 +16,13 @@ class VisionModelConfig(ModelConfig):
 
     Attributes:
         name: ``vgg``, ``resnet``, ``torchvision:NAME`` or ``hf:FOLDER``.
-        x_hid: Hidden width of the bridges; without effect where ``labels`` is ``codes``.
+        x_hid: Hidden width of the bridges; without effect where ``labels`` is ``codes``, unless ``bridges`` is ``mlp``.
         y_hid: Width of the label code (``g`` and ``h``).
         width: The channels of every convolution, as a multiple of the published ones.
         activation: After every convolution.
         bridges: ``pooled`` averages an image down to a few cells before the bridge's linear layers; ``flat``, the
-            published one, takes every pixel.
+            published one, takes every pixel; ``mlp`` goes through three further maps with batch norm, and
+            ``lookahead`` through fresh copies of blocks still to come, both in all layers but the last.
         labels: ``inverse`` starts the label sides as near inverses of each other; ``published`` has sigmoids at both
             ends and PyTorch's own start, and stays at chance for its first epochs; ``codes`` asks which class was
             meant, by one linear map of means over the image.
@@ -33,7 +34,7 @@ class VisionModelConfig(ModelConfig):
     y_hid: Count = 700
     width: Multiple = 1.0
     activation: Literal["relu", "leaky-relu"] = "relu"
-    bridges: Literal["pooled", "flat", "lookahead"] = "pooled"
+    bridges: Literal["pooled", "flat", "lookahead", "mlp"] = "pooled"
     labels: Literal["inverse", "published", "codes"] = "inverse"
     channels_last: Flag = True
 

@@ -47,6 +47,7 @@ from pipeal.methods.network import Network, Part
 from pipeal.methods.norm import BatchNorm
 from pipeal.methods.optimizers import LearningRates, OptimizerFactory, one_rate, open_optimizer
 from pipeal.methods.pairs import directions, in_groups, require_classes, similarity_error, to_vectors
+from pipeal.methods.projector import projector
 
 _UNDER_ROOT = 1e-7
 """Added to a variance before its root is taken, as in the authors' code."""
@@ -197,9 +198,6 @@ def _projector(network: Network, part: Part, width: int, cells: int | None) -> t
     before, given = to_vectors(network, part, cells)
     if not network.is_image(part.features):
         return nn.Sequential(*before), nn.Sequential(nn.Tanh(), network.linear(given, network.outputs))
-    maps: list[nn.Module] = [nn.Linear(given, width)]
-    for _ in range(2):
-        maps += [BatchNorm(width), nn.ReLU(), nn.Linear(width, width)]
-    return nn.Sequential(*before, *maps), nn.Sequential(
+    return nn.Sequential(*before, *projector(given, width)), nn.Sequential(
         BatchNorm(width), nn.ReLU(), network.linear(width, network.outputs)
     )

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from pipeal.core.errors import ConfigError, check_counts, check_named, check_width
 from pipeal.core.tree import Tree
 from pipeal.methods.al import AE, ENC
-from pipeal.methods.al.bridges import BRIDGE_KINDS, BridgeKind, bridge_of
+from pipeal.methods.al.bridges import BRIDGE_KINDS, BridgeKind, bridge_of, hidden_maps
 from pipeal.methods.al.codes import LABEL_STYLES, LabelStyle, class_side, recode_side
 from pipeal.methods.al.place_codes import ClassCodes, OnwardCodes, WhichCode
 from pipeal.methods.lookahead import Ahead
@@ -50,16 +50,19 @@ class VisionDims:
     Attributes:
         channels: Channels of the input images.
         size: The side of the input images, in pixels.
-        hidden: The hidden width of the bridges; without effect where ``labels`` is ``codes``.
+        hidden: The hidden width of the bridges; without effect where ``labels`` is ``codes`` and ``bridges`` is not
+            ``mlp``.
         code: The width of a label code.
         width: The channels of every convolution, as a multiple of the published ones.
         activation: After every convolution.
-        bridges: ``pooled``; ``lookahead``, through fresh copies of blocks to come; or ``flat``, the published one.
+        bridges: ``pooled``; ``mlp``, three hidden maps with batch norm, of all layers but the last; ``lookahead``,
+            through fresh copies of blocks to come; or ``flat``, the published one.
             The flat bridge of an early layer has more weights than the rest of the network together (65 million on 64
             channels of 32 × 32 pixels), and learns by heart.
         labels: How label sides start, ``inverse`` or ``published``, as :mod:`pipeal.methods.al.codes` has them; or
             ``codes``, of :mod:`pipeal.methods.al.place_codes`: the loss of a part asks which class was meant, and its
-            bridge is one linear map of means over all places, as the head of a ResNet in BP form is.
+            bridge ends in one linear map, where it is ``pooled`` of means over all places, as the head of a ResNet in
+            BP form is.
         ahead: How far bridges look ahead that do.
         parts: Into how many parts with local losses the convolutions of VGG, or the stem and blocks of ResNet, are
             divided, as evenly as can be; None for the published ones.
@@ -89,8 +92,8 @@ class VisionDims:
         check_named("labels", self.labels, IMAGE_LABELS)
         if self.labels == "codes" and self.bridges == "flat":
             raise ConfigError(
-                "labels are codes, which do not go with bridges that are flat; expected bridges pooled or lookahead, "
-                "or labels inverse or published"
+                "labels are codes, which do not go with bridges that are flat; expected bridges pooled, lookahead or "
+                "mlp, or labels inverse or published"
             )
 
     def widened(self, channels: int) -> int:
@@ -267,11 +270,15 @@ def _means(features: Tree) -> tuple[nn.Module, int]:
 
 def _code_sides(part: Part, classes: int, dims: VisionDims, *, same: bool) -> tuple[ENC, AE]:
     """The sides of a part whose labels are ``codes``."""
-    copies, features = dims.ahead.of(part) if dims.bridges == "lookahead" else ([], part.features)
-    means, width = _means(features)
+    if dims.bridges == "mlp" and part.ahead:
+        before, width = hidden_maps(part.features, dims.hidden), dims.hidden
+    else:
+        copies, features = dims.ahead.of(part) if dims.bridges == "lookahead" else ([], part.features)
+        means, width = _means(features)
+        before = [*copies, means]
     with part.alike():
         answer = nn.Linear(width, dims.code)
-    enc = WhichCode(part.f, nn.Sequential(*copies, means, answer))
+    enc = WhichCode(part.f, nn.Sequential(*before, answer))
     return enc, OnwardCodes(dims.code, dims.code, same=same) if part.number else ClassCodes(
         classes, dims.code, start="apart"
     )

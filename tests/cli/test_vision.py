@@ -124,7 +124,7 @@ def test_nothing_held_out_means_no_early_exit(tmp_path: Path, capsys: pytest.Cap
         ),
         (["toyimages", "resnet", "--batch-size", "0"], r"data.batch_size: found 0, expected a whole number"),
         (["toyimages", "resnet", "--devices", "cpu*6"], r"6 devices for 5 layers of the AL form"),
-        (["toyimages", "vgg", "--set=model.bridges=flt"], r"model.bridges: found 'flt', expected pooled, flat or"),
+        (["toyimages", "vgg", "--set=model.bridges=flt"], r"model.bridges: found 'flt', expected pooled, flat, "),
         (["toyimages", "vgg", "--set=engine.compile=some"], r"engine.compile: found 'some', expected none, static or"),
         (["toyimages", "vgg", "--set=data.held_out=0.00001"], r"data.held_out: 1e-05 of \d+ samples is 0"),
         (

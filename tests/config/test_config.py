@@ -106,7 +106,7 @@ vision_configs = st.builds(
         name=text,
         y_hid=count,
         width=st.floats(0, 64, exclude_min=True),
-        bridges=st.sampled_from(["pooled", "flat"]),
+        bridges=st.sampled_from(["pooled", "flat", "lookahead", "mlp"]),
         labels=st.sampled_from(["inverse", "published"]),
         channels_last=st.booleans(),
     ),

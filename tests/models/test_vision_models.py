@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from pipeal.core.names import VISION
 from pipeal.methods.al import ALPackage
 from pipeal.models import VGG, VGGAL, VISION_MODELS, Resnet, ResnetAL, VisionDims, build_vision
 from pipeal.models.convolution import SubsampledConv2d
+from pipeal.models.vision import IMAGE_LABELS
 
 SMALL = VisionDims(size=16, hidden=10, code=8, width=0.05)
 EVERY_MODEL = pytest.mark.parametrize("name", VISION_MODELS)
@@ -73,13 +75,13 @@ def test_images_of_32_and_64_pixels(name: str, size: int, bridge: str) -> None:
             assert package.infer(x, exit_at).shape == (2, 7)
 
 
-@pytest.mark.parametrize("bridges", ["pooled", "lookahead"])
+@pytest.mark.parametrize("bridges", ["pooled", "lookahead", "mlp"])
 @EVERY_MODEL
 def test_codes_ask_which_class_was_meant(name: str, bridges: str) -> None:
     """The loss of each part is the cross entropy of the answer of its exit, and the last one needs no more weights than
     a linear classifier where the code is narrow."""
     torch.manual_seed(0)
-    dims = VisionDims(size=16, code=4, width=0.1, labels="codes", bridges=bridges)  # type: ignore[arg-type]
+    dims = VisionDims(size=16, hidden=9, code=4, width=0.1, labels="codes", bridges=bridges)  # type: ignore[arg-type]
     package = build_vision(name, classes=7, dims=dims)
     x, y = torch.randn(6, 3, 16, 16), torch.randint(7, (6,))
     features, target, answers = x, y, []
@@ -94,6 +96,25 @@ def test_codes_ask_which_class_was_meant(name: str, bridges: str) -> None:
     network = build_vision("resnet", "bp", classes=7, dims=dims)
     if name == "resnet":
         assert package.effective_parameters() <= network.effective_parameters()
+
+
+@pytest.mark.parametrize("labels", IMAGE_LABELS)
+@EVERY_MODEL
+def test_further_maps_of_bridges_learn_and_are_no_part_of_the_answer(name: str, labels: str) -> None:
+    torch.manual_seed(0)
+    plain = build_vision(name, classes=4, dims=replace(SMALL, labels=labels))  # type: ignore[arg-type]
+    package = build_vision(name, classes=4, dims=replace(SMALL, labels=labels, bridges="mlp"))  # type: ignore[arg-type]
+    assert package.effective_parameters() == plain.effective_parameters()
+    for layer in list(package)[:-1]:
+        assert [part.out_features for part in layer.enc.b.modules() if isinstance(part, nn.Linear)] == [10, 10, 10, 8]
+    before = [[weight.detach().clone() for weight in layer.enc.b.parameters()] for layer in package]
+    x, y = torch.randn(6, 3, 16, 16), torch.randint(4, (6,))
+    for batch in (6, 1):
+        package(x[:batch], y[:batch])
+        package.backward()
+        package.update()
+    for layer, old in zip(package, before, strict=True):
+        assert not any(torch.equal(*pair) for pair in zip(layer.enc.b.parameters(), old, strict=True))
 
 
 @EVERY_MODEL

@@ -25,17 +25,20 @@ from pipeal.methods.cutting.calling import what_is
 from pipeal.methods.cutting.probe import probing
 from pipeal.methods.lookahead import Ahead
 from pipeal.methods.network import Part
+from pipeal.methods.norm import BatchNorm
 from pipeal.methods.pooling import CellMeans, MaskedMean
+from pipeal.methods.projector import projector
 
 BridgeStyle: TypeAlias = Literal["pooled", "flat"]
 Pool: TypeAlias = Callable[[Any], Tensor]
 """From what ``f`` gives to ``(B, D)``: a function or a module."""
 
-BridgeKind: TypeAlias = Literal["pooled", "flat", "lookahead"]
-"""A style of bridges, or those that go through fresh copies of blocks still to come, and then are ``pooled``."""
+BridgeKind: TypeAlias = Literal["pooled", "flat", "lookahead", "mlp"]
+"""A style of bridges, or those that go through more where something is still to come, and then are ``pooled``: through
+fresh copies of blocks, or through three linear maps with batch norm."""
 
 BRIDGE_STYLES = ("pooled", "flat")
-BRIDGE_KINDS = (*BRIDGE_STYLES, "lookahead")
+BRIDGE_KINDS = (*BRIDGE_STYLES, "lookahead", "mlp")
 
 _CELLS = 4
 """The most that a side of an image is divided into, so that a pooled bridge does not grow with the image."""
@@ -80,27 +83,36 @@ def bridge_for(
 
 
 def bridge_of(part: Part, ahead: Ahead, code: int, *, style: BridgeKind, **options: Any) -> nn.Module:
-    """A bridge for a part of a network, which looks ahead if that is its style: what the part learns then suits the
-    blocks above it, which the copies are made like.
+    """A bridge for a part of a network. What a part learns through copies of blocks above it, or through maps of what
+    lies where in an image, says more than what means over all places could be asked for.
 
-    The last part has nothing to come. The whole way of an answer takes its bridge alone, so that copies serve training,
-    and exits, but no inference at the top.
+    The last part has nothing to come, and its bridge no copies or further maps. The whole way of an answer takes that
+    bridge alone, so that these serve training, and exits, but no inference at the top.
 
     Args:
         part: Of which it reads the features.
         ahead: How far it looks.
         code: As for :func:`bridge_for`, as are the ``options``.
-        style: As there, or ``lookahead``.
+        style: As there, ``lookahead``, or ``mlp``, of which ``hidden`` is the width.
 
     Raises:
         ConfigError: As there, or as :meth:`pipeal.methods.lookahead.Ahead.of`.
     """
+    if style == "mlp" and part.ahead:
+        hidden, labels = options["hidden"], options["labels"]
+        return nn.Sequential(*hidden_maps(part.features, hidden), nn.Linear(hidden, code), CODE_ACTIVATIONS[labels]())
     if style != "lookahead":
-        return bridge_for(part.features, code, style=style, **options)
+        return bridge_for(part.features, code, style="pooled" if style == "mlp" else style, **options)
     copies, features = ahead.of(part)
     with part.alike():
         bridge = bridge_for(features, code, **options)
     return nn.Sequential(*copies, bridge) if copies else bridge
+
+
+def hidden_maps(features: Tree, width: int) -> list[nn.Module]:
+    """What a bridge of the kind ``mlp`` has before its last map: from features to ``(B, width)``."""
+    before, given = vectors_from(features, "pooled", None)
+    return [*before, *projector(given, width), BatchNorm(width), nn.ReLU()]
 
 
 def vectors_from(output: Tree, style: BridgeStyle, pool: Pool | None) -> tuple[list[nn.Module], int]:
