@@ -58,8 +58,9 @@ class AheadConfig:
         width: Of the copies, as a multiple of the network's.
         shared: Whether neighbouring copies of blocks that are alike share their weights.
         same_start: Whether a copy begins with the weights of the block that it stands for, and bridges alike. With
-            copies of *all* blocks still to come, ``one-hot`` labels and no dropout, the layers of a character model
-            then learn what backpropagation would have them learn, bit for bit; see :mod:`pipeal.methods.lookahead`.
+            copies of *all* blocks still to come, ``one-hot`` labels and no dropout, the layers of a character model or
+            a ResNet then learn what backpropagation would have them learn, bit for bit; see
+            :mod:`pipeal.methods.lookahead`.
     """
 
     depth: Count | None = None

@@ -16,8 +16,9 @@ class VisionModelConfig(ModelConfig):
 
     Attributes:
         name: ``vgg``, ``resnet``, ``torchvision:NAME`` or ``hf:FOLDER``.
-        x_hid: Hidden width of the bridges; without effect where ``labels`` is ``codes``, unless ``bridges`` is ``mlp``.
-        y_hid: Width of the label code (``g`` and ``h``).
+        x_hid: Hidden width of the bridges; without effect where ``labels`` is ``codes`` or ``one-hot``, unless
+            ``bridges`` is ``mlp``.
+        y_hid: Width of the label code (``g`` and ``h``); without effect where ``labels`` is ``one-hot``.
         width: The channels of every convolution, as a multiple of the published ones.
         activation: After every convolution.
         bridges: ``pooled`` averages an image down to a few cells before the bridge's linear layers; ``flat``, the
@@ -25,7 +26,7 @@ class VisionModelConfig(ModelConfig):
             ``lookahead`` through fresh copies of blocks still to come, both in all layers but the last.
         labels: ``inverse`` starts the label sides as near inverses of each other; ``published`` has sigmoids at both
             ends and PyTorch's own start, and stays at chance for its first epochs; ``codes`` asks which class was
-            meant, by one linear map of means over the image.
+            meant, by one linear map of means over the image, and so does ``one-hot``, whose codes begin one-hot.
         channels_last: Whether images and convolutions are laid out channel by channel (NHWC), which is faster.
     """
 
@@ -35,7 +36,7 @@ class VisionModelConfig(ModelConfig):
     width: Multiple = 1.0
     activation: Literal["relu", "leaky-relu"] = "relu"
     bridges: Literal["pooled", "flat", "lookahead", "mlp"] = "pooled"
-    labels: Literal["inverse", "published", "codes"] = "inverse"
+    labels: Literal["inverse", "published", "codes", "one-hot"] = "inverse"
     channels_last: Flag = True
 
 

@@ -14,7 +14,7 @@ sides. See :class:`VisionDims`.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeAlias
@@ -27,7 +27,7 @@ from pipeal.core.tree import Tree
 from pipeal.methods.al import AE, ENC
 from pipeal.methods.al.bridges import BRIDGE_KINDS, BridgeKind, bridge_of, hidden_maps
 from pipeal.methods.al.codes import LABEL_STYLES, LabelStyle, class_side, recode_side
-from pipeal.methods.al.place_codes import ClassCodes, OnwardCodes, WhichCode
+from pipeal.methods.al.place_codes import ClassCodes, CodeStart, OnwardCodes, WhichCode
 from pipeal.methods.lookahead import Ahead
 from pipeal.methods.network import Network, Part, Unit, grouped, in_a_row, part_sizes
 from pipeal.methods.pooling import CellMeans
@@ -35,8 +35,10 @@ from pipeal.models.convolution import Activation, BasicBlock, ConvBN
 from pipeal.models.forms import ALForm, BPForm
 
 ActivationName: TypeAlias = Literal["relu", "leaky-relu"]
-ImageLabels: TypeAlias = LabelStyle | Literal["codes"]
-IMAGE_LABELS = (*LABEL_STYLES, "codes")
+ImageLabels: TypeAlias = LabelStyle | Literal["codes", "one-hot"]
+CODE_STARTS: Mapping[ImageLabels, CodeStart] = {"codes": "apart", "one-hot": "one-hot"}
+"""How codes begin of which an associated loss asks which was meant."""
+IMAGE_LABELS = (*LABEL_STYLES, *CODE_STARTS)
 
 _ACTIVATIONS: dict[str, Activation] = {"relu": nn.ReLU, "leaky-relu": nn.LeakyReLU}
 _HEAD = 2500
@@ -50,9 +52,9 @@ class VisionDims:
     Attributes:
         channels: Channels of the input images.
         size: The side of the input images, in pixels.
-        hidden: The hidden width of the bridges; without effect where ``labels`` is ``codes`` and ``bridges`` is not
-            ``mlp``.
-        code: The width of a label code.
+        hidden: The hidden width of the bridges; without effect where ``labels`` is ``codes`` or ``one-hot`` and
+            ``bridges`` is not ``mlp``.
+        code: The width of a label code; without effect where ``labels`` is ``one-hot``.
         width: The channels of every convolution, as a multiple of the published ones.
         activation: After every convolution.
         bridges: ``pooled``; ``mlp``, three hidden maps with batch norm, of all layers but the last; ``lookahead``,
@@ -62,13 +64,13 @@ class VisionDims:
         labels: How label sides start, ``inverse`` or ``published``, as :mod:`pipeal.methods.al.codes` has them; or
             ``codes``, of :mod:`pipeal.methods.al.place_codes`: the loss of a part asks which class was meant, and its
             bridge ends in one linear map, where it is ``pooled`` of means over all places, as the head of a ResNet in
-            BP form is.
+            BP form is; or ``one-hot``, the same with codes that begin one-hot and stay so.
         ahead: How far bridges look ahead that do.
         parts: Into how many parts with local losses the convolutions of VGG, or the stem and blocks of ResNet, are
             divided, as evenly as can be; None for the published ones.
 
     Raises:
-        ConfigError: A size is too small, a name unknown, or ``labels="codes"`` is to go with flat bridges.
+        ConfigError: A size is too small, a name unknown, or labels that are codes are to go with flat bridges.
     """
 
     channels: int = 3
@@ -90,10 +92,10 @@ class VisionDims:
         check_named("activation", self.activation, _ACTIVATIONS)
         check_named("bridges", self.bridges, BRIDGE_KINDS)
         check_named("labels", self.labels, IMAGE_LABELS)
-        if self.labels == "codes" and self.bridges == "flat":
+        if self.labels in CODE_STARTS and self.bridges == "flat":
             raise ConfigError(
-                "labels are codes, which do not go with bridges that are flat; expected bridges pooled, lookahead or "
-                "mlp, or labels inverse or published"
+                f"labels are {self.labels}, which do not go with bridges that are flat; expected bridges pooled, "
+                "lookahead or mlp, or labels inverse or published"
             )
 
     def widened(self, channels: int) -> int:
@@ -133,15 +135,15 @@ class VisionBP(BPForm):
         """
 
         def sides(part: Part) -> tuple[ENC, AE]:
-            if dims.labels == "codes":
+            if dims.labels in CODE_STARTS:
                 return _code_sides(part, classes, dims, same=same_start)
-            enc = ENC(part.f, bridge_of(part, dims.ahead, dims.code, style=dims.bridges, **narrow))
+            style: Any = dims.labels  # one of LABEL_STYLES
+            bridge = bridge_of(part, dims.ahead, dims.code, style=dims.bridges, hidden=dims.hidden, labels=style)
             if part.number == 0:
-                return enc, class_side(classes, dims.code, style=dims.labels)
-            return enc, recode_side(dims.code, dims.code, style=dims.labels)
+                return ENC(part.f, bridge), class_side(classes, dims.code, style=style)
+            return ENC(part.f, bridge), recode_side(dims.code, dims.code, style=style)
 
         same_start = dims.bridges == "lookahead" and dims.ahead.same_start
-        narrow: dict[str, Any] = {"hidden": dims.hidden, "labels": dims.labels}
         units = cls.units(dims)
         sizes = part_sizes(len(units), dims.parts, cls.usual)
         whole = partial(cls, classes, dims=dims)
@@ -217,7 +219,7 @@ class Resnet(VisionBP):
 
     @staticmethod
     def _head(dims: VisionDims, channels: int, classes: int) -> nn.Module:  # noqa: ARG004  as VGG's
-        return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
+        return nn.Sequential(CellMeans(1, 1), nn.Flatten(), nn.Linear(channels, classes))
 
 
 Build: TypeAlias = Callable[[int, int], list[nn.Module]]
@@ -269,7 +271,9 @@ def _means(features: Tree) -> tuple[nn.Module, int]:
 
 
 def _code_sides(part: Part, classes: int, dims: VisionDims, *, same: bool) -> tuple[ENC, AE]:
-    """The sides of a part whose labels are ``codes``."""
+    """The sides of a part whose loss asks which code was meant."""
+    start = CODE_STARTS[dims.labels]
+    code = classes if start == "one-hot" else dims.code
     if dims.bridges == "mlp" and part.ahead:
         before, width = hidden_maps(part.features, dims.hidden), dims.hidden
     else:
@@ -277,11 +281,11 @@ def _code_sides(part: Part, classes: int, dims: VisionDims, *, same: bool) -> tu
         means, width = _means(features)
         before = [*copies, means]
     with part.alike():
-        answer = nn.Linear(width, dims.code)
-    enc = WhichCode(part.f, nn.Sequential(*before, answer))
-    return enc, OnwardCodes(dims.code, dims.code, same=same) if part.number else ClassCodes(
-        classes, dims.code, start="apart"
-    )
+        answer = nn.Linear(width, code)
+    enc = WhichCode(part.f, nn.Sequential(*before, answer), start=start)
+    if part.number:
+        return enc, OnwardCodes(code, code, same=same or start == "one-hot")
+    return enc, ClassCodes(classes, code, start=start)
 
 
 class VGGAL(ALForm):

@@ -83,12 +83,13 @@ def test_with_copies_of_all_blocks_each_part_learns_bit_for_bit_what_backpropaga
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("optimizer", [sgd, adam])
 @pytest.mark.parametrize("parts", [None, 2])
+@pytest.mark.parametrize("name", ["charlm", "resnet"])
 def test_al_with_one_hot_codes_learns_bit_for_bit_what_backpropagation_does(
-    parts: int | None, optimizer: Any, precision: Precision
+    name: str, parts: int | None, optimizer: Any, precision: Precision
 ) -> None:
     """Each begins from its own seed, as a run does. Codes that the autoencoder loss moves would be told apart soon."""
-    dims = CharDims(layers=4, dropout=0.0, parts=parts, bridges="lookahead", ahead=SAME, labels="one-hot")
-    network, batches = CharLM.network(9, dims=dims), drawn("charlm", 40)
+    network = NETWORKS[name]({"parts": parts, "bridges": "lookahead", "ahead": SAME, "labels": "one-hot"})
+    batches = drawn(name, 40)
 
     def learnt(method: str, **options: Any) -> tuple[list[Tensor], Tensor, Tensor]:
         torch.manual_seed(3)
