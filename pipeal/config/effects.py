@@ -30,7 +30,7 @@ class Idle(NamedTuple):
         where: The other option, or ``processes``: how many there are to be.
         values: Those of its values.
         options: Those without an effect then.
-        unless: A third option, and its value with which they have one all the same.
+        unless: A third option, and a value of it with which they do have an effect.
     """
 
     where: str

@@ -26,7 +26,8 @@ class VisionModelConfig(ModelConfig):
             ``lookahead`` through fresh copies of blocks still to come, both in all layers but the last.
         labels: ``inverse`` starts the label sides as near inverses of each other; ``published`` has sigmoids at both
             ends and PyTorch's own start, and stays at chance for its first epochs; ``codes`` asks which class was
-            meant, by one linear map of means over the image, and so does ``one-hot``, whose codes begin one-hot.
+            meant, of codes that are learnt, and ``one-hot`` of codes that begin one-hot and stay so. With these two,
+            ``pooled`` bridges are one linear map of means over the image.
         channels_last: Whether images and convolutions are laid out channel by channel (NHWC), which is faster.
     """
 

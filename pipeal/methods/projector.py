@@ -1,4 +1,4 @@
-"""Projectors: what heads go through that ask something of features, as those of contrastive methods do.
+"""Projectors: maps between features and the loss or answer of a head, as contrastive methods have them.
 
 No class here draws random numbers.
 """

@@ -275,7 +275,7 @@ def _code_sides(part: Part, classes: int, dims: VisionDims, *, same: bool) -> tu
     start = CODE_STARTS[dims.labels]
     code = classes if start == "one-hot" else dims.code
     if dims.bridges == "mlp" and part.ahead:
-        before, width = hidden_maps(part.features, dims.hidden), dims.hidden
+        before, width = hidden_maps(part.features, dims.hidden)
     else:
         copies, features = dims.ahead.of(part) if dims.bridges == "lookahead" else ([], part.features)
         means, width = _means(features)

@@ -107,7 +107,7 @@ vision_configs = st.builds(
         y_hid=count,
         width=st.floats(0, 64, exclude_min=True),
         bridges=st.sampled_from(["pooled", "flat", "lookahead", "mlp"]),
-        labels=st.sampled_from(["inverse", "published"]),
+        labels=st.sampled_from(["inverse", "published", "codes", "one-hot"]),
         channels_last=st.booleans(),
     ),
     data=st.builds(

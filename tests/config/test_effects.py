@@ -69,8 +69,9 @@ def test_each_entry_is_of_options_that_there_are_and_told_where_it_holds(
     assert not check_effects(config, set(), **counts), "only what was given is told"
 
 
-def test_maps_of_bridges_have_a_width_whatever_the_labels_are() -> None:
-    config = load_config(VisionConfig, values={"model": {"labels": "codes", "bridges": "mlp"}})
+@pytest.mark.parametrize("labels", ["codes", "one-hot"])
+def test_maps_of_bridges_have_a_width_whatever_the_labels_are(labels: str) -> None:
+    config = load_config(VisionConfig, values={"model": {"labels": labels, "bridges": "mlp"}})
     assert not check_effects(config, {"model.x_hid"})
 
 

@@ -34,18 +34,18 @@ SAME = Ahead(depth=ALL, same_start=True)
 
 NETWORKS: dict[str, Callable[[dict[str, Any]], Network]] = {
     "vgg": lambda more: VGG.network(3, dims=VisionDims(**IMAGES, **more), one_by_one=True),
-    "resnet": lambda more: Resnet.network(3, dims=VisionDims(**IMAGES, **more), one_by_one=True),
+    "resnet": lambda more: Resnet.network(3, dims=VisionDims(**IMAGES | more), one_by_one=True),
     "lstm": lambda more: LSTM.network(9, 3, dims=TextDims(**WORDS, **more)),
     "transformer": lambda more: Transformer.network(9, 3, dims=TextDims(**WORDS, **more)),
     "charlm": lambda more: CharLM.network(9, dims=CharDims(layers=4, dropout=0.0, **more)),
 }
 
 
-def drawn(name: str, count: int) -> list[tuple[Tensor, Tensor]]:
+def drawn(name: str, count: int, side: int = 16) -> list[tuple[Tensor, Tensor]]:
     """Batches."""
     classes = torch.randint(0, 9, (count, 4, 6)) if name == "charlm" else torch.randint(0, 3, (count, 4))
     if name in ("vgg", "resnet"):
-        return list(zip(torch.randn(count, 4, 3, 16, 16), classes, strict=True))
+        return list(zip(torch.randn(count, 4, 3, side, side), classes, strict=True))
     return list(zip(torch.randint(1, 9, (count, 4, 6)), classes, strict=True))
 
 
@@ -87,9 +87,12 @@ def test_with_copies_of_all_blocks_each_part_learns_bit_for_bit_what_backpropaga
 def test_al_with_one_hot_codes_learns_bit_for_bit_what_backpropagation_does(
     name: str, parts: int | None, optimizer: Any, precision: Precision
 ) -> None:
-    """Each begins from its own seed, as a run does. Codes that the autoencoder loss moves would be told apart soon."""
-    network = NETWORKS[name]({"parts": parts, "bridges": "lookahead", "ahead": SAME, "labels": "one-hot"})
-    batches = drawn(name, 40)
+    """Each begins from its own seed, as a run does. Codes that the autoencoder loss moves would be told apart soon.
+
+    Of 32 pixels a head sees 4 × 4 places; of 2 × 2 all operators take the same mean."""
+    more: dict[str, Any] = {"parts": parts, "bridges": "lookahead", "ahead": SAME, "labels": "one-hot"}
+    network = NETWORKS[name](more | ({"size": 32} if name == "resnet" else {}))
+    batches = drawn(name, 40, 32)
 
     def learnt(method: str, **options: Any) -> tuple[list[Tensor], Tensor, Tensor]:
         torch.manual_seed(3)

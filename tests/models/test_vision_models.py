@@ -120,6 +120,20 @@ def test_further_maps_of_bridges_learn_and_are_no_part_of_the_answer(name: str, 
         assert not any(torch.equal(*pair) for pair in zip(layer.enc.b.parameters(), old, strict=True))
 
 
+@pytest.mark.parametrize("bridges", ["pooled", "mlp"])
+@EVERY_MODEL
+def test_one_hot_codes_stay_as_they_are(name: str, bridges: str) -> None:
+    torch.manual_seed(0)
+    dims = replace(SMALL, labels="one-hot", bridges=bridges)  # type: ignore[arg-type]
+    package = build_vision(name, classes=4, dims=dims)
+    for _ in range(5):
+        package(torch.randn(6, 3, 16, 16), torch.randint(4, (6,)))
+        package.backward()
+        package.update()
+    for number, layer in enumerate(package):
+        assert torch.equal(layer.ae.h.weight, torch.eye(4) * (1 if number else 128))
+
+
 @EVERY_MODEL
 @given(seed=st.integers(0, 100))
 @settings(max_examples=5, deadline=None)

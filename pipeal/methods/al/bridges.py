@@ -34,8 +34,8 @@ Pool: TypeAlias = Callable[[Any], Tensor]
 """From what ``f`` gives to ``(B, D)``: a function or a module."""
 
 BridgeKind: TypeAlias = Literal["pooled", "flat", "lookahead", "mlp"]
-"""A style of bridges, or those that go through more where something is still to come, and then are ``pooled``: through
-fresh copies of blocks, or through three linear maps with batch norm."""
+"""A style of bridges; or ``pooled`` ones that in all parts but the last go through more: through fresh copies of blocks
+still to come, or through three linear maps with batch norm."""
 
 BRIDGE_STYLES = ("pooled", "flat")
 BRIDGE_KINDS = (*BRIDGE_STYLES, "lookahead", "mlp")
@@ -82,9 +82,17 @@ def bridge_for(
     return nn.Sequential(*before, *inner, nn.Linear(hidden or width, code), CODE_ACTIVATIONS[labels]())
 
 
-def bridge_of(part: Part, ahead: Ahead, code: int, *, style: BridgeKind, **options: Any) -> nn.Module:
-    """A bridge for a part of a network. What a part learns through copies of blocks above it, or through maps of what
-    lies where in an image, says more than what means over all places could be asked for.
+def bridge_of(
+    part: Part,
+    ahead: Ahead,
+    code: int,
+    *,
+    style: BridgeKind,
+    hidden: int | None = None,
+    labels: LabelStyle = "inverse",
+) -> nn.Module:
+    """A bridge for a part of a network. Through copies of blocks above it, or through further maps, a part is asked for
+    features that these can answer from; else for some whose means one linear map can answer from.
 
     The last part has nothing to come, and its bridge no copies or further maps. The whole way of an answer takes that
     bridge alone, so that these serve training, and exits, but no inference at the top.
@@ -92,27 +100,36 @@ def bridge_of(part: Part, ahead: Ahead, code: int, *, style: BridgeKind, **optio
     Args:
         part: Of which it reads the features.
         ahead: How far it looks.
-        code: As for :func:`bridge_for`, as are the ``options``.
-        style: As there, ``lookahead``, or ``mlp``, of which ``hidden`` is the width.
+        code: As for :func:`bridge_for`.
+        style: As there, ``lookahead``, or ``mlp``.
+        hidden: As there; of ``mlp``, which needs one, the width of the further maps.
+        labels: As there.
 
     Raises:
         ConfigError: As there, or as :meth:`pipeal.methods.lookahead.Ahead.of`.
     """
     if style == "mlp" and part.ahead:
-        hidden, labels = options["hidden"], options["labels"]
-        return nn.Sequential(*hidden_maps(part.features, hidden), nn.Linear(hidden, code), CODE_ACTIVATIONS[labels]())
+        before, width = hidden_maps(part.features, hidden)
+        return nn.Sequential(*before, nn.Linear(width, code), CODE_ACTIVATIONS[labels]())
     if style != "lookahead":
-        return bridge_for(part.features, code, style="pooled" if style == "mlp" else style, **options)
+        kind: BridgeStyle = "pooled" if style == "mlp" else style
+        return bridge_for(part.features, code, style=kind, hidden=hidden, labels=labels)
     copies, features = ahead.of(part)
     with part.alike():
-        bridge = bridge_for(features, code, **options)
+        bridge = bridge_for(features, code, hidden=hidden, labels=labels)
     return nn.Sequential(*copies, bridge) if copies else bridge
 
 
-def hidden_maps(features: Tree, width: int) -> list[nn.Module]:
-    """What a bridge of the kind ``mlp`` has before its last map: from features to ``(B, width)``."""
+def hidden_maps(features: Tree, width: int | None) -> tuple[list[nn.Module], int]:
+    """What a bridge of the kind ``mlp`` has before its last map, from features to ``(B, width)``, and that width.
+
+    Raises:
+        ConfigError: There is no width.
+    """
+    if width is None:
+        raise ConfigError("bridges are mlp, and hidden is None; expected the width of their maps")
     before, given = vectors_from(features, "pooled", None)
-    return [*before, *projector(given, width), BatchNorm(width), nn.ReLU()]
+    return [*before, *projector(given, width), BatchNorm(width), nn.ReLU()], width
 
 
 def vectors_from(output: Tree, style: BridgeStyle, pool: Pool | None) -> tuple[list[nn.Module], int]:
