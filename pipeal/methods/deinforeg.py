@@ -44,10 +44,9 @@ from pipeal.core.tree import Tree, detach
 from pipeal.methods.greedy import Greedy, linear_layer
 from pipeal.methods.layer import LocalLayer
 from pipeal.methods.network import Network, Part
-from pipeal.methods.norm import BatchNorm
+from pipeal.methods.norm import normed_maps
 from pipeal.methods.optimizers import LearningRates, OptimizerFactory, one_rate, open_optimizer
 from pipeal.methods.pairs import directions, in_groups, require_classes, similarity_error, to_vectors
-from pipeal.methods.projector import projector
 
 _UNDER_ROOT = 1e-7
 """Added to a variance before its root is taken, as in the authors' code."""
@@ -198,6 +197,5 @@ def _projector(network: Network, part: Part, width: int, cells: int | None) -> t
     before, given = to_vectors(network, part, cells)
     if not network.is_image(part.features):
         return nn.Sequential(*before), nn.Sequential(nn.Tanh(), network.linear(given, network.outputs))
-    return nn.Sequential(*before, *projector(given, width)), nn.Sequential(
-        BatchNorm(width), nn.ReLU(), network.linear(width, network.outputs)
-    )
+    *maps, norm, relu = normed_maps(given, width)
+    return nn.Sequential(*before, *maps), nn.Sequential(norm, relu, network.linear(width, network.outputs))

@@ -38,7 +38,7 @@ from torch import Tensor, nn
 
 from pipeal.methods.greedy import Greedy
 from pipeal.methods.network import Network, Part
-from pipeal.methods.norm import BatchNorm
+from pipeal.methods.norm import BatchNorm, normed_maps
 from pipeal.methods.optimizers import LearningRates, OptimizerFactory, one_rate
 from pipeal.methods.pooling import AtEachPlace, CellMeans
 
@@ -71,15 +71,11 @@ def _head(network: Network, part: Part) -> nn.Module:
         ]
         width = channels * prod(cells)
         pooled = [CellMeans(*coarse), *convolutions, CellMeans(*cells), nn.Flatten()]
-        return nn.Sequential(*pooled, *_linear_maps(width, BatchNorm), network.linear(width, network.outputs))
+        return nn.Sequential(*pooled, *normed_maps(width, width), network.linear(width, network.outputs))
     if network.per_place:  # the pool puts vectors of places last, however they lie in the features
-        maps = _linear_maps(part.width, nn.LayerNorm) + _linear_maps(part.width, nn.LayerNorm)
+        maps = normed_maps(part.width, part.width, nn.LayerNorm) + normed_maps(part.width, part.width, nn.LayerNorm)
         return nn.Sequential(part.pool, *maps, part.linear(part.width, network.outputs))
     dim = (features if isinstance(features, Tensor) else features[0]).shape[-1]
-    each = AtEachPlace(nn.Sequential(*_linear_maps(dim, nn.LayerNorm)))
-    maps = _linear_maps(part.width, nn.LayerNorm)
+    each = AtEachPlace(nn.Sequential(*normed_maps(dim, dim, nn.LayerNorm)))
+    maps = normed_maps(part.width, part.width, nn.LayerNorm)
     return nn.Sequential(each, part.pool, *maps, part.linear(part.width, network.outputs))
-
-
-def _linear_maps(width: int, norm: type[nn.Module]) -> list[nn.Module]:
-    return [step for _ in range(_MAPS) for step in (nn.Linear(width, width), norm(width), nn.ReLU())]

@@ -1,4 +1,4 @@
-"""Batch norm of features that may be one value per channel in a batch of one sample, as in heads."""
+"""Batch norm of features that may be one value per channel in a batch of one sample, as in heads; maps with norms."""
 
 from __future__ import annotations
 
@@ -20,6 +20,11 @@ class BatchNorm(nn.modules.batchnorm._BatchNorm):
 
     def _check_input_dim(self, _: Tensor) -> None:
         """The shapes of batch norm in one and in two dimensions."""
+
+
+def normed_maps(given: int, width: int, norm: type[nn.Module] = BatchNorm) -> list[nn.Module]:
+    """Three linear maps, of vectors ``given`` wide, each ``width`` wide, with a norm and ReLU after each."""
+    return [step for before in (given, width, width) for step in (nn.Linear(before, width), norm(width), nn.ReLU())]
 
 
 def replace_batch_norms(network: nn.Module) -> None:

@@ -25,9 +25,8 @@ from pipeal.methods.cutting.calling import what_is
 from pipeal.methods.cutting.probe import probing
 from pipeal.methods.lookahead import Ahead
 from pipeal.methods.network import Part
-from pipeal.methods.norm import BatchNorm
+from pipeal.methods.norm import normed_maps
 from pipeal.methods.pooling import CellMeans, MaskedMean
-from pipeal.methods.projector import projector
 
 BridgeStyle: TypeAlias = Literal["pooled", "flat"]
 Pool: TypeAlias = Callable[[Any], Tensor]
@@ -121,7 +120,8 @@ def bridge_of(
 
 
 def hidden_maps(features: Tree, width: int | None) -> tuple[list[nn.Module], int]:
-    """What a bridge of the kind ``mlp`` has before its last map, from features to ``(B, width)``, and that width.
+    """What a bridge of the kind ``mlp`` has before its last map, from features to ``(B, width)``, and that width: a
+    projector, as of VICReg (Bardes, Ponce and LeCun, 2021).
 
     Raises:
         ConfigError: There is no width.
@@ -129,7 +129,7 @@ def hidden_maps(features: Tree, width: int | None) -> tuple[list[nn.Module], int
     if width is None:
         raise ConfigError("bridges are mlp, and hidden is None; expected the width of their maps")
     before, given = vectors_from(features, "pooled", None)
-    return [*before, *projector(given, width), BatchNorm(width), nn.ReLU()], width
+    return [*before, *normed_maps(given, width)], width
 
 
 def vectors_from(output: Tree, style: BridgeStyle, pool: Pool | None) -> tuple[list[nn.Module], int]:
