@@ -86,9 +86,8 @@ def label_side(style: CodeStyle, characters: int, code: int, *, onward: bool, sa
     """
     if style == "published":
         return PublishedCodes(code if onward else characters, code, onward=onward)
-    if onward:
-        return OnwardCodes(code, code, same=same or style == "one-hot")
-    return ClassCodes(characters, code, start=_start(style))
+    start = _start(style)
+    return OnwardCodes(code, code, start=start, same=same) if onward else ClassCodes(characters, code, start=start)
 
 
 def encoder_side(style: CodeStyle, f: nn.Module, bridge: Iterable[nn.Module], answer: nn.Linear) -> ENC:

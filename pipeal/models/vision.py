@@ -284,7 +284,7 @@ def _code_sides(part: Part, classes: int, dims: VisionDims, *, same: bool) -> tu
         answer = nn.Linear(width, code)
     enc = WhichCode(part.f, nn.Sequential(*before, answer), start=start)
     if part.number:
-        return enc, OnwardCodes(code, code, same=same or start == "one-hot")
+        return enc, OnwardCodes(code, code, start=start, same=same)
     return enc, ClassCodes(classes, code, start=start)
 
 

@@ -246,11 +246,12 @@ class OnwardCodes(AE):
     Args:
         code_in: The width of the codes that come.
         code: The width of its own.
-        same: Whether it begins by handing on the codes that come.
+        start: How the first layer's codes begin; one-hot ones are handed on as they are.
+        same: Whether it begins by handing on codes of any kind.
     """
 
-    def __init__(self, code_in: int, code: int, *, same: bool = False) -> None:
-        h = _Turn(code_in, code, same=same)
+    def __init__(self, code_in: int, code: int, *, start: CodeStart = "drawn", same: bool = False) -> None:
+        h = _Turn(code_in, code, same=same or start == "one-hot")
         super().__init__(_Transposed(h), h)
 
     def forward(self, labels: Labels) -> tuple[Tensor, Labels]:
