@@ -175,6 +175,8 @@ def test_torchtext_vocabularies_keep_their_numbers():
         (FakeTorchtext(["<unk>"], 0), "no '<pad>' for padding"),
         (FakeTorchtext(["<pad>"], None), "no '<unk>' for unknown words"),
         (["<pad>", "<unk>"], "list is no torchtext vocabulary"),
+        (FakeTorchtext(["<pad>", "<unk>", "last"], -1), "default index is -1, and it has 3 words"),
+        (FakeTorchtext(["<pad>", "<unk>", "last"], 3), "default index is 3, and it has 3 words"),
     ],
 )
 def test_torchtext_vocabularies_that_lack_something(found, message):

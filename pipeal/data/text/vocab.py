@@ -130,13 +130,19 @@ class Vocab:
             unk: Its word for unknown words; by default the one at its default index, else ``<unk>``.
 
         Raises:
-            DataError: It is no such object, or has no word for padding or for unknown words.
+            DataError: It is no such object, has no word for padding or for unknown words, or its default index is that
+                of no word.
         """
         try:
             words, default = tuple(vocab.get_itos()), vocab.get_default_index()
         except AttributeError as error:
             raise DataError(f"{type(vocab).__name__} is no torchtext vocabulary: {error}") from error
         if unk is None:
+            if default is not None and default not in range(len(words)):
+                raise DataError(
+                    f"its default index is {default}, and it has {len(words)} words; expected that of a word for "
+                    "unknown ones: name one with unk"
+                )
             unk = "<unk>" if default is None else words[default]
         return cls(words, pad=pad, unk=unk)
 
