@@ -43,7 +43,7 @@ def command(dataset: str, model: str, preset: str | None, config_file: str | Non
     shakespeare, or text for any file, and MODEL charlm, which writes texts like it. The published spellings choose
     the form: LSTM and Transformer the BP form, LSTMAL and TransformerAL the AL form.
     """
-    is_language = LANGUAGE.has_model(model)
+    is_language = LANGUAGE.has_model(model) or (LANGUAGE.has_dataset(dataset) and not TEXT.has_model(model))
     names, kind = (LANGUAGE, "language") if is_language else (TEXT, "text")
     named = names.model(model)
     if preset is not None and not is_language:

@@ -53,6 +53,9 @@ HF, TORCHVISION = "hf", "torchvision"
 """What the name of a model begins with, before a colon, that another library has: a folder of ``transformers``, or one
 of torchvision's models by its name there."""
 
+_OTHERS = {HF: "hf:FOLDER", TORCHVISION: "torchvision:NAME"}
+"""How such names look."""
+
 _PUBLISHED_BP = ("LSTM", "Transformer", "VGG", "Resnet")  # the published commands' spellings of their BP forms
 
 
@@ -88,7 +91,7 @@ class Names:
         known = self._dataset(name)
         if known is not None:
             return known
-        others = [model for other in _KINDS.values() if other._dataset(name) is not None for model in other.models]
+        others = [model for other in _KINDS.values() if other.has_dataset(name) for model in other.models]
         if others:
             expected = f"expected {', '.join(self.datasets)} for {' and '.join(self.models)}"
             raise DataError(f"{name} is for {' and '.join(others)}; {expected}")
@@ -105,6 +108,18 @@ class Names:
     def load_dataset(self, name: str) -> Any:
         """What describes a data set, out of its module; raises as :meth:`dataset`."""
         return resolve_name(self.datasets[self.dataset(name)])
+
+    def has_dataset(self, name: str) -> bool:
+        """Whether a name is, in any spelling, that of such data."""
+        return self._dataset(name) is not None
+
+    def model_names(self) -> list[str]:
+        """The canonical names of models, and how those of other libraries' look.
+
+        >>> VISION.model_names()
+        ['vgg', 'resnet', 'hf:FOLDER', 'torchvision:NAME']
+        """
+        return [*self.models, *(_OTHERS[source] for source in self.sources)]
 
     def has_model(self, name: str) -> bool:
         """Whether a name is, in any spelling, that of a model for such data."""
@@ -131,11 +146,11 @@ class Names:
             named = name[len(source) + 1 :]
             if not named:
                 wanted = "the folder of a transformers model" if source == HF else "a name of torchvision.models"
-                raise ConfigError(f"model {name!r} names none; expected {wanted} after {source}:")
+                raise ConfigError(f"model {name!r} names none; expected {_OTHERS[source]}, {wanted}")
             return f"{source}:{os.path.normpath(os.path.expanduser(named)) if source == HF else named}", None
         plain = _plain(name)
         if plain not in self.models:
-            raise ConfigError(unknown_name("model", name, self.models))
+            raise ConfigError(unknown_name("model", name, self.model_names()))
         if plain != name.lower():
             return plain, DEFAULT.name
         return plain, (BASELINE.name if name in _PUBLISHED_BP else None)

@@ -130,7 +130,8 @@ def named_config(
     elif VISION.has_model(model):
         kind, names, schema = "vision", VISION, VisionConfig
     else:
-        raise ConfigError(unknown_name("model", model, [*TEXT.models, *VISION.models, *LANGUAGE.models]))
+        known = {*TEXT.model_names(), *VISION.model_names(), *LANGUAGE.model_names()}
+        raise ConfigError(unknown_name("model", model, known))
     data, (name, form) = names.dataset(dataset or "embedded"), names.model(model)
     if dataset is not None and data == FILE and is_file(dataset):
         given = {**given, "data.file": dataset}
