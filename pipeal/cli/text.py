@@ -13,7 +13,7 @@ import click
 from pipeal.cli import entry
 from pipeal.cli.options import PRESETS, offered, setting, training_options
 from pipeal.core.errors import ConfigError
-from pipeal.core.names import LANGUAGE, TEXT, is_file
+from pipeal.core.names import LANGUAGE, TEXT, check_has_model, is_file, source_of
 
 
 @click.command(context_settings={"max_content_width": 110, "show_default": False})
@@ -43,7 +43,9 @@ def command(dataset: str, model: str, preset: str | None, config_file: str | Non
     shakespeare, or text for any file, and MODEL charlm, which writes texts like it. The published spellings choose
     the form: LSTM and Transformer the BP form, LSTMAL and TransformerAL the AL form.
     """
-    is_language = LANGUAGE.has_model(model) or (LANGUAGE.has_dataset(dataset) and not TEXT.has_model(model))
+    if source_of(model) is None:  # the message of another library's is that of its kind
+        check_has_model(model, TEXT, LANGUAGE)
+    is_language = LANGUAGE.has_model(model)
     names, kind = (LANGUAGE, "language") if is_language else (TEXT, "text")
     named = names.model(model)
     if preset is not None and not is_language:

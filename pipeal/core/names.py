@@ -142,15 +142,16 @@ class Names:
         if source is not None:
             if source not in self.sources:
                 others = " and ".join(kind for kind, one in _KINDS.items() if source in one.sources)
-                raise ConfigError(f"{name}: a model of {source} is for {others}; expected {', '.join(self.models)}")
+                raise ConfigError(
+                    f"{name}: a model of {source} is for {others}; expected {', '.join(self.model_names())}"
+                )
             named = name[len(source) + 1 :]
             if not named:
                 wanted = "the folder of a transformers model" if source == HF else "a name of torchvision.models"
                 raise ConfigError(f"model {name!r} names none; expected {_OTHERS[source]}, {wanted}")
             return f"{source}:{os.path.normpath(os.path.expanduser(named)) if source == HF else named}", None
+        check_has_model(name, self)
         plain = _plain(name)
-        if plain not in self.models:
-            raise ConfigError(unknown_name("model", name, self.model_names()))
         if plain != name.lower():
             return plain, DEFAULT.name
         return plain, (BASELINE.name if name in _PUBLISHED_BP else None)
@@ -204,6 +205,16 @@ def is_file(dataset: str) -> bool:
 
 
 _KINDS = {"texts": TEXT, "images": VISION, "language models": LANGUAGE}
+
+
+def check_has_model(model: str, *kinds: Names) -> None:
+    """Refuses a name that is that of a model of no kind.
+
+    Raises:
+        ConfigError: It is.
+    """
+    if not any(kind.has_model(model) for kind in kinds):
+        raise ConfigError(unknown_name("model", model, {name for kind in kinds for name in kind.model_names()}))
 
 
 def source_of(model: str) -> str | None:

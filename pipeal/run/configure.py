@@ -18,9 +18,21 @@ from pipeal.config import (
     load_config,
     nested,
 )
-from pipeal.core.errors import ConfigError, DataError, unknown_name
+from pipeal.core.errors import ConfigError
 from pipeal.core.methods import COMPARE, METHODS
-from pipeal.core.names import FILE, HF, LANGUAGE, TEXT, VISION, Mode, contradicts, form_told, is_file, source_of
+from pipeal.core.names import (
+    FILE,
+    HF,
+    LANGUAGE,
+    TEXT,
+    VISION,
+    Mode,
+    check_has_model,
+    contradicts,
+    form_told,
+    is_file,
+    source_of,
+)
 from pipeal.engine.distributed.launch import Launch
 from pipeal.run.grid import parse_grid, settings_of, with_setting
 from pipeal.run.imported_settings import usual_settings
@@ -111,6 +123,7 @@ def named_config(
     Raises:
         ConfigError: As :func:`configure`; or a name is unknown, or they do not go together.
     """
+    check_has_model(model, TEXT, VISION, LANGUAGE)
     if LANGUAGE.has_model(model):
         if dataset is None:
             raise ConfigError(
@@ -123,27 +136,16 @@ def named_config(
         raise ConfigError(f"--preset: found {preset}, but {model} has none; they are for charlm")
     elif source_of(model) == HF and dataset is None:
         raise ConfigError(f"--dataset: {model} may be for texts or for images; expected the data set that it is for")
-    elif source_of(model) == HF and dataset is not None and _is_of_images(dataset):
+    elif source_of(model) == HF and dataset is not None and VISION.has_dataset(dataset):
         kind, names, schema = "vision", VISION, VisionConfig
     elif TEXT.has_model(model):
         kind, names, schema = "text", TEXT, TextConfig
-    elif VISION.has_model(model):
-        kind, names, schema = "vision", VISION, VisionConfig
     else:
-        known = {*TEXT.model_names(), *VISION.model_names(), *LANGUAGE.model_names()}
-        raise ConfigError(unknown_name("model", model, known))
+        kind, names, schema = "vision", VISION, VisionConfig
     data, (name, form) = names.dataset(dataset or "embedded"), names.model(model)
     if dataset is not None and data == FILE and is_file(dataset):
         given = {**given, "data.file": dataset}
     return kind, configure(schema, data, (name, None if any_form else form), config_file, overrides, given)
-
-
-def _is_of_images(dataset: str) -> bool:
-    try:
-        VISION.dataset(dataset)
-    except DataError:
-        return False
-    return True
 
 
 def say_form(model: tuple[str, Mode | None], config: RunConfig) -> None:

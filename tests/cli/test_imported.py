@@ -78,7 +78,7 @@ def test_mistakes_of_texts_are_told_in_one_line(
 
     data = ("--data-root", str(agnews), "--devices=cpu")
     refused("hf:/none: /none is no folder; expected the folder of a transformers model", "agnews", "hf:/none", *data)
-    refused("model 'hf:' names none", "agnews", "hf:", *data)
+    refused("model 'hf:' names none; expected hf:FOLDER", "agnews", "hf:", *data)
     refused("a model of torchvision is for images; expected lstm", "agnews", "torchvision:resnet18", *data)
     refused("model.embedding_updates: found touched", "agnews", f"hf:{bert}", "--set=model.embedding_updates=touched")
     refused("model.bridges: found lookahead, which hf:", "agnews", f"hf:{bert}", "--set=model.bridges=lookahead", *data)

@@ -90,6 +90,7 @@ def test_a_small_model_is_looked_at_and_measured(tmp_path: Path, capsys: pytest.
     ("arguments", "line"),
     [
         (["--model", "transfomer"], "unknown model 'transfomer'; did you mean 'transformer'"),
+        (["--model", "charml", "--preset", "cpu"], "unknown model 'charml'; did you mean 'charlm'"),
         (["--dataset", "agnew"], "did you mean 'agnews'"),
         (["--model", "charlm"], "charlm has no embedded data; expected shakespeare"),
         (["--preset", "cpu"], "transformer has none; they are for charlm"),

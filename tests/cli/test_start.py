@@ -57,7 +57,7 @@ def test_help_needs_no_pytorch(module: str, arguments: list[str]) -> None:
         ("text", ["agnwes", "lstm"], "unknown data set 'agnwes'; did you mean 'agnews'?"),
         ("text", ["agnews", "lsmt"], "unknown model 'lsmt'; did you mean 'lstm'?"),
         ("text", ["shakespear", "charlm"], "did you mean 'shakespeare'?"),
-        ("text", ["shakespeare", "charml"], "unknown model 'charml'; did you mean 'charlm'? (known: charlm)"),
+        ("text", ["agnews", "charml"], "did you mean 'charlm'? (known: charlm, hf:FOLDER, lstm, transformer)"),
         ("vision", ["cifar10", "resnet18"], "(known: hf:FOLDER, resnet, torchvision:NAME, vgg)"),
         ("vision", ["cifar11", "vgg"], "did you mean 'cifar10'?"),
         ("main", ["train-vision", "cifar10", "vg"], "did you mean 'vgg'?"),

@@ -167,6 +167,7 @@ def test_torchtext_vocabularies_keep_their_numbers():
     assert (vocab.words, vocab.pad_index, vocab.unk_index) == (("the", "<unk>", "<pad>"), 2, 1)
     assert Vocab.from_torchtext(FakeTorchtext(["the", "<unk>", "<pad>"], None)) == vocab
     assert Vocab.from_torchtext(FakeTorchtext(["[P]", "?", "a"], 1), pad="[P]").unk_index == 1
+    assert Vocab.from_torchtext(FakeTorchtext(["<unk>", "<pad>"], -1), unk="<unk>").unk_index == 0
 
 
 @pytest.mark.parametrize(
@@ -175,8 +176,9 @@ def test_torchtext_vocabularies_keep_their_numbers():
         (FakeTorchtext(["<unk>"], 0), "no '<pad>' for padding"),
         (FakeTorchtext(["<pad>"], None), "no '<unk>' for unknown words"),
         (["<pad>", "<unk>"], "list is no torchtext vocabulary"),
-        (FakeTorchtext(["<pad>", "<unk>", "last"], -1), "default index is -1, and it has 3 words"),
-        (FakeTorchtext(["<pad>", "<unk>", "last"], 3), "default index is 3, and it has 3 words"),
+        (FakeTorchtext(["<pad>", "<unk>", "last"], -1), "default index is -1, which is no word's of 3"),
+        (FakeTorchtext(["<pad>", "<unk>", "last"], 3), "default index is 3, which is no word's of 3"),
+        (FakeTorchtext(["<pad>", "<unk>", "last"], 1.0), "default index is 1.0, which is no word's of 3"),
     ],
 )
 def test_torchtext_vocabularies_that_lack_something(found, message):

@@ -16,6 +16,7 @@ from pipeal.core.draws import may_draw
 from pipeal.core.errors import ConfigError
 from pipeal.core.names import VISION
 from pipeal.methods.al import ALPackage
+from pipeal.methods.al.place_codes import OnwardCodes
 from pipeal.models import VGG, VGGAL, VISION_MODELS, Resnet, ResnetAL, VisionDims, build_vision
 from pipeal.models.convolution import SubsampledConv2d
 from pipeal.models.vision import IMAGE_LABELS
@@ -132,6 +133,12 @@ def test_one_hot_codes_stay_as_they_are(name: str, bridges: str) -> None:
         package.update()
     for number, layer in enumerate(package):
         assert torch.equal(layer.ae.h.weight, torch.eye(4) * (1 if number else 128))
+
+
+def test_codes_that_are_handed_on_are_as_wide_as_they_come() -> None:
+    for options in ({"start": "one-hot"}, {"same": True}):
+        with pytest.raises(ConfigError, match="code is 4, and codes are handed on; expected 6"):
+            OnwardCodes(6, 4, **options)  # type: ignore[arg-type]
 
 
 @EVERY_MODEL

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 from zlib import crc32
 
 from pipeal.core.atomic import write_whole
-from pipeal.core.errors import ConfigError, DataError
+from pipeal.core.errors import ConfigError, DataError, is_whole
 
 __all__ = ["Vocab"]
 
@@ -138,10 +138,10 @@ class Vocab:
         except AttributeError as error:
             raise DataError(f"{type(vocab).__name__} is no torchtext vocabulary: {error}") from error
         if unk is None:
-            if default is not None and default not in range(len(words)):
+            if default is not None and not is_whole(default, 0, len(words) - 1):
                 raise DataError(
-                    f"its default index is {default}, and it has {len(words)} words; expected that of a word for "
-                    "unknown ones: name one with unk"
+                    f"vocabulary: the default index is {default}, which is no word's of {len(words)}; wanted the index "
+                    "of a word for unknown ones: name the word with unk"
                 )
             unk = "<unk>" if default is None else words[default]
         return cls(words, pad=pad, unk=unk)

@@ -248,10 +248,16 @@ class OnwardCodes(AE):
         code: The width of its own.
         start: How the first layer's codes begin; one-hot ones are handed on as they are.
         same: Whether it begins by handing on codes of any kind.
+
+    Raises:
+        ConfigError: Codes that are to be handed on are not as wide as its own.
     """
 
     def __init__(self, code_in: int, code: int, *, start: CodeStart = "drawn", same: bool = False) -> None:
-        h = _Turn(code_in, code, same=same or start == "one-hot")
+        same = same or start == "one-hot"
+        if same and code != code_in:
+            raise ConfigError(f"code is {code}, and codes are handed on; expected {code_in}, as wide as they come")
+        h = _Turn(code_in, code, same=same)
         super().__init__(_Transposed(h), h)
 
     def forward(self, labels: Labels) -> tuple[Tensor, Labels]:
