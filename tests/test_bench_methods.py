@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -461,12 +462,23 @@ def test_figures_of_the_pages_are_printed_from_kept_files(
     bench: Benches, page: str, begin: str, end: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = (BENCH.parents[1] / "docs" / f"{page}.md").read_text(encoding="utf-8")
-    text = text[text.index(begin) : text.index(end)]
+    text = text[text.index(begin) : text.index(end)].replace("−", "-")
     files = [str(path) for path in sorted((BENCH / "results").glob("methods-*.json"))]
-    for options in ([], ["--seeds", "3"]):
+    for options in ([], ["--seeds", "3"], ["--over", "bp methods.bp.same_start=true"]):
         bench["methods_report"].main([*files, *options])
     printed = capsys.readouterr().out
-    sd, interval = r"\d\.\d{4} ± \d\.\d{4}", r"[+−]\d+\.\d\d \([+−]\d+\.\d\d to [+−]\d+\.\d\d\)"
+    sd, interval = r"\d\.\d{4} ± \d\.\d{4}", r"[+-]\d+\.\d\d \([+-]\d+\.\d\d to [+-]\d+\.\d\d\)"
     figures = re.findall(f"{sd}|{interval}", text)
     assert len(figures) >= 6
-    assert [one for one in figures if one.replace("−", "-") not in printed] == []
+    assert [one for one in figures if one not in printed] == []
+
+    def pairs(lines: str) -> set[tuple[str, str]]:
+        """Accuracies and the differences that stand beside them in a row."""
+        return {
+            pair
+            for line in lines.splitlines()
+            if line.startswith("|")
+            for pair in product(re.findall(sd, line), re.findall(interval, line))
+        }
+
+    assert pairs(text) <= pairs(printed)
