@@ -142,7 +142,7 @@ def named_config(
         kind, names, schema = "text", TEXT, TextConfig
     else:
         kind, names, schema = "vision", VISION, VisionConfig
-    data, (name, form) = names.dataset(dataset or "embedded"), names.model(model)
+    data, (name, form) = names.dataset("embedded" if dataset is None else dataset), names.model(model)
     if dataset is not None and data == FILE and is_file(dataset):
         given = {**given, "data.file": dataset}
     return kind, configure(schema, data, (name, None if any_form else form), config_file, overrides, given)

@@ -81,7 +81,7 @@ def memory(
     if measure and layers is not None:
         raise ConfigError("--measure: found it beside --layers, but only the model as it is can be measured; give one")
     refuse_chosen(overrides, CHOSEN, "pipeal memory chooses")
-    subject = Configured(Wanted(dataset, model or "transformer", preset, data_root, overrides))
+    subject = Configured(Wanted(dataset, model, preset, data_root, overrides))
     config = subject.config
     what = f"{config.dataset} {config.model.name}"
     if config.train.accumulate > 1:

@@ -57,7 +57,7 @@ def plan(
         by_kind = load_all(cost_files)
     else:
         check_numbers(given)
-        wanted = Wanted(dataset, model or "transformer", preset, data_root, overrides)
+        wanted = Wanted(dataset, model, preset, data_root, overrides)
         costs, configured = measure_model(wanted, micro_batches, crowding=given["share_cores"])
         for key in ("queue_depth", "within_stage"):
             if given[key] is None:

@@ -61,14 +61,14 @@ class Wanted:
 
     Attributes:
         dataset: None for the embedded one.
-        model: In any spelling.
+        model: In any spelling; None for the transformer.
         preset: Of a language model's sizes; None for those of the lesson.
         data_root: None for the usual folder.
         overrides: What ``--set`` was given.
     """
 
     dataset: str | None
-    model: str
+    model: str | None
     preset: str | None
     data_root: str | None
     overrides: tuple[str, ...]
@@ -346,7 +346,7 @@ def experiment_of(wanted: Wanted) -> Experiment:
     # Whatever form a spelling implies: both are measured.
     kind, config = named_config(
         wanted.dataset,
-        wanted.model,
+        "transformer" if wanted.model is None else wanted.model,
         wanted.preset,
         None,
         wanted.overrides,

@@ -89,6 +89,8 @@ def test_a_small_model_is_looked_at_and_measured(tmp_path: Path, capsys: pytest.
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
+        (["--model", ""], "unknown model ''"),
+        (["--dataset", ""], "unknown data set ''"),
         (["--model", "transfomer"], "unknown model 'transfomer'; did you mean 'transformer'"),
         (["--model", "charml", "--preset", "cpu"], "unknown model 'charml'; did you mean 'charlm'"),
         (["--dataset", "agnew"], "did you mean 'agnews'"),

@@ -332,6 +332,7 @@ def test_a_model_of_one_layer_shares_no_cores_and_is_told_before_it_is_measured(
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
+        (["--model", ""], "unknown model ''"),
         (["--model", "transfomer"], "unknown model 'transfomer'; did you mean 'transformer'"),
         (["--dataset", "agnew"], "did you mean 'agnews'"),
         (["--dataset", "cifar10", "--model", "lstm"], "cifar10 is for vgg and resnet; expected agnews, dbpedia"),
