@@ -47,7 +47,7 @@ def code_of(page: str) -> list[str]:
 CODE = sorted({code for page in (README, *PAGES) for code in code_of(page.read_text("utf-8"))})
 NAMES = sorted({name for code in CODE for name in re.findall(r"\bpipeal(?:\.[A-Za-z_]\w*)+", code)})
 OWN = [code for code in CODE if not re.search(r"\btorchrun |\bpip |\b(?!nlpmain|cvmain)\w+\.(?:py|sh) ", code)]
-OF_OTHERS = {"--nproc-per-node", "--max-restarts", "-m"}  # of torchrun and of Python
+OF_OTHERS = {"--nproc-per-node", "--max-restarts", "-m", "-k"}  # of torchrun, Python and pytest
 OPTIONS = sorted({name for code in OWN for name in re.findall(r"(?<!\S)--?[a-z][a-z-]*", code)} - OF_OTHERS)
 KEYS = sorted({key for code in CODE for key in re.findall(r"--set '?(\w+\.[\w.]+)=", code)})
 

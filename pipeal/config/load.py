@@ -22,7 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from pipeal.config import document
 from pipeal.config.schema import RunConfig
-from pipeal.core.errors import ConfigError
+from pipeal.core.errors import ConfigError, did_you_mean
 from pipeal.core.names import FILE
 
 REMOVED: Mapping[str, tuple[object, str]] = {
@@ -75,11 +75,13 @@ def load_config(
         return _adapter(schema).validate_python(nested({leaf: value for leaf, (value, _) in given.items()}))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        leaf, wanted = _wanted_at(schema, first["loc"])
+        leaf, kind = _wanted_at(schema, first["loc"])
         value, source = given[leaf]
         if first["type"] == "value_error":  # a check of the key's own, in its own words
             raise ConfigError(f"{source}{leaf}: {first['ctx']['error']}") from None
-        raise ConfigError(f"{source}{leaf}: found {_shown(value)}, expected {wanted}{_hint(value, wanted)}") from None
+        raise ConfigError(
+            f"{source}{leaf}: found {_shown(value)}, expected {wanted(kind)}{_hint(value, kind)}"
+        ) from None
 
 
 def given_keys(
@@ -242,14 +244,14 @@ def _paths(schema: type, path: str = "") -> Iterator[str]:
             yield from _paths(kind, f"{path}{key}.")  # type: ignore[arg-type]
 
 
-def _wanted_at(schema: type, location: Sequence[int | str]) -> tuple[str, str]:
-    """The dotted path of the leaf at or above a pydantic location, and the words for what belongs there."""
+def _wanted_at(schema: type, location: Sequence[int | str]) -> tuple[str, Any]:
+    """The dotted path of the leaf at or above a pydantic location, and the type of what belongs there."""
     kind: Any = schema
     names: list[str] = []
     while is_dataclass(kind):
         names.append(str(location[len(names)]))
         kind = _fields(kind)[names[-1]]
-    return ".".join(names), wanted(kind)
+    return ".".join(names), kind
 
 
 def wanted(kind: Any) -> str:
@@ -277,13 +279,23 @@ def _shown(value: Any) -> str:
     return str(value) if isinstance(value, datetime.date) else _printable(_short.repr(value))
 
 
-def _hint(value: Any, wanted: str) -> str:
-    """What YAML made of an unquoted text, where text was wanted."""
-    if "number" in wanted or wanted.startswith("true") or isinstance(value, (str, list, Mapping)) or value is None:
+def _hint(value: Any, kind: Any) -> str:
+    """The name that was probably meant, or what YAML made of an unquoted text, where text was wanted."""
+    if isinstance(value, str):
+        return did_you_mean(value, _names_of(kind))
+    belongs = wanted(kind)
+    if "number" in belongs or belongs.startswith("true") or isinstance(value, (list, Mapping)) or value is None:
         return ""
     if isinstance(value, bool):
         return f" (a bare yes, no, on or off is {_shown(value)} in YAML: put it in quotes)"
     return " (put it in quotes to make it text)"
+
+
+def _names_of(kind: Any) -> list[str]:
+    """The names that a type accepts; none where it is no choice among names."""
+    if get_origin(kind) is Literal:
+        return [value for value in get_args(kind) if isinstance(value, str)]
+    return [name for each in get_args(kind) for name in _names_of(each)]
 
 
 def _printable(text: str) -> str:

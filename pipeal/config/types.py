@@ -20,6 +20,12 @@ def _names(listed: object) -> object:
     return [name.strip() for name in listed.split(",")] if isinstance(listed, str) else listed
 
 
+def _check_mode(name: str) -> str:
+    if name not in MODES:
+        raise ConfigError(unknown_name("method", name, MODES))
+    return name
+
+
 def _check_methods(names: tuple[str, ...]) -> tuple[str, ...]:
     for place, name in enumerate(names):
         if name not in METHODS:
@@ -63,7 +69,7 @@ Grid: TypeAlias = Annotated[tuple[Text, ...], Field(description="a list of texts
 Counts: TypeAlias = Annotated[
     tuple[Count, ...], Field(min_length=1, description="a list of whole numbers, each at least 1 and below 2^31")
 ]
-Mode: TypeAlias = Annotated[str, Field(strict=True, pattern=rf"^({'|'.join(MODES)})$", description=with_all(MODES))]
+Mode: TypeAlias = Annotated[str, Field(strict=True, description=with_all(MODES)), AfterValidator(_check_mode)]
 Methods: TypeAlias = Annotated[
     tuple[Annotated[str, Field(strict=True)], ...],
     Field(description="a list of methods, such as [al, bp]"),

@@ -199,9 +199,17 @@ def unknown_name(kind: str, found: str, known: Iterable[str]) -> str:
     "unknown data set 'agnew'; did you mean 'agnews'? (known: agnews, imdb)"
     """
     names = sorted(known)
-    near = difflib.get_close_matches(found.lower(), names, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"unknown {kind} {found!r}{hint} (known: {', '.join(names)})"
+    return f"unknown {kind} {found!r}{did_you_mean(found, names)} (known: {', '.join(names)})"
+
+
+def did_you_mean(found: str, known: Iterable[str]) -> str:
+    """The nearest of the known names as the end of a message; empty where none is near.
+
+    >>> did_you_mean("AugLocl", ["auglocal", "bp"])
+    "; did you mean 'auglocal'?"
+    """
+    near = difflib.get_close_matches(found.lower(), known, n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def check_named(kind: str, found: object, known: Iterable[str | None]) -> None:

@@ -71,7 +71,7 @@ def configure(
     if implied is not None and contradicts(implied, mode):
         label = METHODS[implied].label
         raise ConfigError(f"that spelling of the model is its {label} form, but --mode is {mode}; ask for {name!r}")
-    asked = {"dataset": dataset, "model.name": name, **given, "train.mode": mode or implied}
+    asked = {"dataset": dataset, "model.name": name, **given, "train.mode": implied if mode is None else mode}
     values = nested({key: value for key, value in asked.items() if value not in (None, ())})
     path = Path(config_file) if config_file is not None else find_config(dataset, name)
     usual = None if source_of(name) is None else usual_settings(schema, dataset, name, with_file=path is None)

@@ -72,7 +72,8 @@ def test_methods_are_chosen_by_name(
         (["--methods=al,bp"], r"train.methods: found al, bp, but train.mode is al; expected --mode compare"),
         (["--mode=bp", "--methods=al,bp"], r"train.methods: found al, bp, but train.mode is bp; .* or --method with"),
         (["--mode=bp", "--method=al"], r"--method and --mode are one option: found bp and al; expected one name"),
-        (["--method=gredy"], r"train.mode: found 'gredy', expected al, bp, "),
+        (["--method="], r"train.mode: unknown method '' \(known: al, "),
+        (["--method=gredy"], r"train.mode: unknown method 'gredy'; did you mean 'greedy'\? \(known: al, "),
     ],
 )
 def test_what_is_no_choice_of_methods_is_refused_in_one_line(
