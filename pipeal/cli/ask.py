@@ -10,13 +10,16 @@ from pathlib import Path
 import click
 
 from pipeal.cli import entry
+from pipeal.cli.options import PATH
 from pipeal.core.errors import ConfigError
 
 
 @click.command(context_settings={"max_content_width": 110})
-@click.argument("run")
+@click.argument("run", type=PATH)
 @click.argument("inputs", nargs=-1, metavar="[INPUT]...")
-@click.option("--file", metavar="FILE", help="A file with an input in each line; - for what comes through a pipe.")
+@click.option(
+    "--file", type=PATH, metavar="FILE", help="A file with an input in each line; - for what comes through a pipe."
+)
 @click.option(
     "--exit", "exit_at", type=click.IntRange(min=1), help="Layers to climb, of a form with exits; default: all of them."
 )
@@ -32,8 +35,6 @@ def command(run: str, inputs: tuple[str, ...], file: str | None, exit_at: int | 
     if bool(inputs) == (file is not None):
         found = "both" if inputs else "neither"
         raise ConfigError(f"expected what to ask, after the run, or --file FILE; found {found}")
-    if not run or "\0" in run or file == "":
-        raise ConfigError(f"found {run!r} and --file {file!r}, expected the folder of a run, and the name of a file")
     with entry.loading():
         from pipeal.run.ask import AT_ONCE, answers
         from pipeal.run.trained import load_trained

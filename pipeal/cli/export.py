@@ -5,15 +5,19 @@ from __future__ import annotations
 import click
 
 from pipeal.cli import entry
+from pipeal.cli.options import PATH
 
 FORMS = ("safetensors", "torch-export", "hf")
 
 
 @click.command(context_settings={"max_content_width": 110})
-@click.argument("run")
+@click.argument("run", type=PATH)
 @click.option("--to", type=click.Choice(FORMS), required=True, help="What becomes of it.")
 @click.option(
-    "--out", metavar="PATH", help="What to write, or a folder to write into; default: in RUN, under a usual name."
+    "--out",
+    type=PATH,
+    metavar="PATH",
+    help="What to write, or a folder to write into; default: in RUN, under a usual name.",
 )
 @click.option("--force", is_flag=True, help="Replace what is there already.")
 def command(run: str, to: str, out: str | None, force: bool) -> None:

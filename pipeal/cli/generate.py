@@ -7,11 +7,12 @@ from pathlib import Path
 import click
 
 from pipeal.cli import entry
+from pipeal.cli.options import PATH
 from pipeal.core.errors import DataError
 
 
 @click.command(context_settings={"max_content_width": 110})
-@click.argument("run")
+@click.argument("run", type=PATH)
 @click.option("--prompt", help="What to go on from; default: the beginning of a line.")
 @click.option("--length", type=click.IntRange(1, 1_000_000), default=500, help="Characters to write; default: 500.")
 @click.option("--temperature", type=float, default=0.8, help="0 takes the likeliest always; 1 as learnt; default: 0.8.")

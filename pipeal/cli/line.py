@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from pipeal.cli import entry
-from pipeal.cli.options import OVERRIDES, model_options, setting
+from pipeal.cli.options import OVERRIDES, PATH, model_options, setting
 
 _SETTINGS = {"max_content_width": 110, "show_default": True}
 
@@ -34,15 +34,16 @@ def command() -> None:
 @setting("train.mode", "--method", "--mode", metavar="NAME", help="A method of layers that learn side by side: al, …")
 @setting("train.epochs", "--epochs", type=int, help="Passes over the training data.")
 @setting("data.root", "--data-root", help="Folder that holds the data sets, on the first stage's machine.")
-@click.option("--config", "config_file", help="YAML file.  [default: the one for this data set and model]")
+@click.option("--config", "config_file", type=PATH, help="YAML file.  [default: the one for this data set and model]")
 @OVERRIDES
 @click.option(
     "--resume",
+    type=PATH,
     metavar="RUN",
     help="Go on with a run, of a line or not, from the end of its last epoch; or with the checkpoint of that name. "
     "Its folder lies on the first stage's machine.",
 )
-@click.option("--out", default="line", help="Folder for line.yaml and the keys.")
+@click.option("--out", type=PATH, default="line", help="Folder for line.yaml and the keys.")
 def init(**given: Any) -> None:
     """Makes the file and the keys of a line.
 
@@ -55,11 +56,13 @@ def init(**given: Any) -> None:
 
 
 @command.command(context_settings=_SETTINGS)
-@click.argument("file", metavar="LINE.YAML")
+@click.argument("file", type=PATH, metavar="LINE.YAML")
 @click.option("--stage", type=click.IntRange(min=0), required=True, help="Which one this is, from 0.")
-@click.option("--key", metavar="FILE", help="Its secret key.  [default: stage-K.key beside LINE.YAML]")
-@click.option("--folder", help="For its snapshots and its status.  [default: stage-K beside LINE.YAML]")
-@click.option("--run", "run_folder", help="On the last stage, the run's folder.  [default: run beside LINE.YAML]")
+@click.option("--key", type=PATH, metavar="FILE", help="Its secret key.  [default: stage-K.key beside LINE.YAML]")
+@click.option("--folder", type=PATH, help="For its snapshots and its status.  [default: stage-K beside LINE.YAML]")
+@click.option(
+    "--run", "run_folder", type=PATH, help="On the last stage, the run's folder.  [default: run beside LINE.YAML]"
+)
 @click.option("--again", is_flag=True, help="After an error that stopped the line, once its cause is mended.")
 def run(**given: Any) -> None:
     """Runs one stage, from where its last snapshot stands to the end of the training.
@@ -74,7 +77,7 @@ def run(**given: Any) -> None:
 
 
 @command.command(context_settings=_SETTINGS)
-@click.argument("folder")
+@click.argument("folder", type=PATH)
 def status(folder: str) -> None:
     """Shows how the line stands, as the stage with that FOLDER knows it: itself and all stages before it."""
     from pipeal.line.commands import status as show

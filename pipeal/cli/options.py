@@ -18,6 +18,18 @@ SCHEDULES = get_args(ScheduleName)
 PRESETS = ("cpu", "gpu")
 """Sizes of charlm beside the lesson's."""
 
+
+class _Path(click.types.StringParamType):
+    """The name of a file or folder; an empty one would stand for the folder that one is in."""
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not value or "\0" in value:
+            self.fail(f"found {value!r}, expected the name of a file or folder", param, ctx)
+        return value
+
+
+PATH = _Path()
+
 OVERRIDES = click.option(
     "--set",
     "overrides",
@@ -37,7 +49,9 @@ def _the_one(_: click.Context, option: click.Parameter, given: Sequence[str]) ->
     """
     found = [*dict.fromkeys(given)]
     if len(found) > 1:
-        raise ConfigError(f"{' and '.join(option.opts)} are one option: found {' and '.join(found)}; expected one name")
+        raise ConfigError(
+            f"{' and '.join(option.opts)} are one option: found {' and '.join(map(repr, found))}; expected one name"
+        )
     return found[0] if found else None
 
 
@@ -110,7 +124,9 @@ def training_options(*own: Callable[[Command], Command]) -> Callable[[Command], 
             is_flag=True,
             help="In a new run, tries again what devices, sizes and threads are fastest; else known for a week.",
         ),
-        click.option("--config", "config_file", help="YAML file; default: the one for this data set and model."),
+        click.option(
+            "--config", "config_file", type=PATH, help="YAML file; default: the one for this data set and model."
+        ),
         OVERRIDES,
     ]
     return _together(options)

@@ -7,7 +7,7 @@ from typing import Any, get_args
 import click
 
 from pipeal.cli import entry
-from pipeal.cli.options import OVERRIDES, model_options
+from pipeal.cli.options import OVERRIDES, PATH, model_options
 from pipeal.core.options import WithinStage
 
 _count = click.IntRange(min=1, max=10**9)
@@ -17,7 +17,12 @@ _few = click.IntRange(min=1, max=2_000)
 @click.command(context_settings={"max_content_width": 110, "show_default": True})
 @model_options
 @click.option(
-    "--costs", "cost_files", multiple=True, metavar="FILE", help="Saved costs instead; one per kind of device."
+    "--costs",
+    "cost_files",
+    type=PATH,
+    multiple=True,
+    metavar="FILE",
+    help="Saved costs instead; one per kind of device.",
 )
 @click.option("--devices", default="8", help="How many, or how many of each kind: a100*4,cpu*2.")
 @click.option("--device-speed", default="1", help="How many times as fast as measured: one number, or one per device.")

@@ -8,14 +8,17 @@ from pathlib import Path
 import click
 
 from pipeal.cli import entry
+from pipeal.cli.options import PATH
 from pipeal.core.artifacts import REPORT
 from pipeal.core.errors import ConfigError, require_usable
 
 
 @click.command(context_settings={"max_content_width": 110})
-@click.argument("folders", metavar="RUN [RUN ...]", nargs=-1, required=True)
+@click.argument("folders", type=PATH, metavar="RUN [RUN ...]", nargs=-1, required=True)
 @click.option(
-    "--out", help="The HTML file; default: report.html, in the run's folder or, of several runs, in this folder."
+    "--out",
+    type=PATH,
+    help="The HTML file; default: report.html, in the run's folder or, of several runs, in this folder.",
 )
 def command(folders: tuple[str, ...], out: str | None) -> None:
     """Writes one HTML page about runs.
@@ -42,8 +45,6 @@ def command(folders: tuple[str, ...], out: str | None) -> None:
 
 
 def _path(text: str) -> Path:
-    if not text or "\0" in text:
-        raise ConfigError(f"found {text!r}, expected the name of a file or folder")
     require_usable(text, text, "; name another", ConfigError)
     return Path(text)
 

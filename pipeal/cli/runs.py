@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from pipeal.cli import entry
-from pipeal.core.errors import ConfigError, DataError
+from pipeal.cli.options import PATH
+from pipeal.core.errors import DataError
 
 if TYPE_CHECKING:
     from pipeal.reporting.page import Run
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command(context_settings={"max_content_width": 110})
-@click.argument("folder", default="runs")
+@click.argument("folder", type=PATH, default="runs")
 def command(folder: str) -> None:
     """Lists the runs in FOLDER (default: runs), the latest last.
 
@@ -24,8 +25,6 @@ def command(folder: str) -> None:
     left no status. Each can be given to `pipeal report`. "test at best held-out" is the test figure of the epoch that
     was best on held-out samples.
     """
-    if not folder or "\0" in folder:
-        raise ConfigError(f"found {folder!r}, expected the name of a folder")
     with entry.loading():
         from pipeal.reporting.page import read_runs, runs_in
         from pipeal.reporting.tables import print_table

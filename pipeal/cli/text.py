@@ -53,8 +53,6 @@ def command(dataset: str, model: str, preset: str | None, config_file: str | Non
     data = names.dataset(dataset)
     if is_file(dataset):
         given["data__file"] = dataset
-    if preset is not None and config_file is not None:
-        raise ConfigError(f"--preset {preset} and --config {config_file}: either is a whole configuration; give one")
     with entry.loading():
         from pipeal.run.train import train
 

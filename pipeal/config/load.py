@@ -282,9 +282,9 @@ def _shown(value: Any) -> str:
 def _hint(value: Any, kind: Any) -> str:
     """The name that was probably meant, or what YAML made of an unquoted text, where text was wanted."""
     if isinstance(value, str):
-        return did_you_mean(value, _names_of(kind))
+        return did_you_mean(value, _names_of(kind), likeness=0.8)  # else int8 for int4, which was meant
     belongs = wanted(kind)
-    if "number" in belongs or belongs.startswith("true") or isinstance(value, (list, Mapping)) or value is None:
+    if "number" in belongs or belongs.startswith("true") or isinstance(value, (list, tuple, Mapping)) or value is None:
         return ""
     if isinstance(value, bool):
         return f" (a bare yes, no, on or off is {_shown(value)} in YAML: put it in quotes)"

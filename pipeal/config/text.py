@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Field
 
 from pipeal.config.schema import DataConfig, ModelConfig, RunConfig
-from pipeal.config.types import Count, Counts, Flag, Share, Text, Texts, Whole
+from pipeal.config.types import Count, Counts, Flag, Share, Text, Texts, Whole, one_of
 from pipeal.core.methods import with_all
 
 
@@ -77,7 +77,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
 refused: it is unclear what was meant. Each is the module of :mod:`pipeal.data.batching` with its name."""
 
 Kind: TypeAlias = Annotated[
-    str, Field(strict=True, pattern=rf"^({'|'.join(KINDS)})$", description=with_all(tuple(KINDS)))
+    str, Field(strict=True, description=with_all(tuple(KINDS))), one_of("kind of batching", KINDS)
 ]
 
 

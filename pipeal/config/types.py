@@ -6,11 +6,12 @@ is wanted. Scalars are strict: the text ``"3"`` is no number, and ``true`` is no
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from pipeal.core.errors import ConfigError, unknown_name
+from pipeal.core.errors import ConfigError, check_named, unknown_name
 from pipeal.core.methods import METHODS, MODES, with_all
 from pipeal.core.options import MOST_THREADS
 
@@ -20,10 +21,14 @@ def _names(listed: object) -> object:
     return [name.strip() for name in listed.split(",")] if isinstance(listed, str) else listed
 
 
-def _check_mode(name: str) -> str:
-    if name not in MODES:
-        raise ConfigError(unknown_name("method", name, MODES))
-    return name
+def one_of(kind: str, names: Iterable[str]) -> AfterValidator:
+    """Asks that a text is one of some names, of what kind of thing they are."""
+
+    def check(name: str) -> str:
+        check_named(kind, name, names)
+        return name
+
+    return AfterValidator(check)
 
 
 def _check_methods(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -69,7 +74,7 @@ Grid: TypeAlias = Annotated[tuple[Text, ...], Field(description="a list of texts
 Counts: TypeAlias = Annotated[
     tuple[Count, ...], Field(min_length=1, description="a list of whole numbers, each at least 1 and below 2^31")
 ]
-Mode: TypeAlias = Annotated[str, Field(strict=True, description=with_all(MODES)), AfterValidator(_check_mode)]
+Mode: TypeAlias = Annotated[str, Field(strict=True, description=with_all(MODES)), one_of("method", MODES)]
 Methods: TypeAlias = Annotated[
     tuple[Annotated[str, Field(strict=True)], ...],
     Field(description="a list of methods, such as [al, bp]"),

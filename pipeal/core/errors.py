@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import reprlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from math import inf
@@ -199,16 +200,30 @@ def unknown_name(kind: str, found: str, known: Iterable[str]) -> str:
     "unknown data set 'agnew'; did you mean 'agnews'? (known: agnews, imdb)"
     """
     names = sorted(known)
-    return f"unknown {kind} {found!r}{did_you_mean(found, names)} (known: {', '.join(names)})"
+    return f"unknown {kind} {_short.repr(found)}{did_you_mean(found, names)} (known: {', '.join(names)})"
 
 
-def did_you_mean(found: str, known: Iterable[str]) -> str:
-    """The nearest of the known names as the end of a message; empty where none is near.
+_short = reprlib.Repr()
+_short.maxstring = 60
+
+
+def did_you_mean(found: str, known: Iterable[str], *, likeness: float = 0.5) -> str:
+    """The nearest of the known names, or one of which it is the beginning, as the end of a message.
+
+    Args:
+        found: In any case.
+        known: In lower case.
+        likeness: Of a name that is near, from 0 to 1 (:class:`difflib.SequenceMatcher`).
+
+    Returns:
+        Nothing where none is near.
 
     >>> did_you_mean("AugLocl", ["auglocal", "bp"])
     "; did you mean 'auglocal'?"
     """
-    near = difflib.get_close_matches(found.lower(), known, n=1, cutoff=0.5)
+    known, begun = list(known), found.lower()
+    near = difflib.get_close_matches(begun, known, n=1, cutoff=likeness)
+    near = near or [name for name in known if begun and name.startswith(begun)]
     return f"; did you mean {near[0]!r}?" if near else ""
 
 

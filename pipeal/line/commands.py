@@ -58,14 +58,14 @@ def init(
     settings = {name.replace("__", "."): value for name, value in given.items()}
     done = 0
     if resume is not None:
-        if any((dataset, model, preset, config_file)):
+        if any(name is not None for name in (dataset, model, preset, config_file)):
             raise ConfigError(
                 "--resume: the run says what is trained; leave out --dataset, --model, --preset, --config"
             )
         resume, done, dataset, model, config_file = _trained_in(Path(resume))
-    kind, config = named_config(dataset, model or "transformer", preset, config_file, overrides, settings)
+    kind, config = named_config(dataset, model, preset, config_file, overrides, settings)
     if resume is not None:
-        _, before = named_config(dataset, model or "transformer", None, config_file, (), {})
+        _, before = named_config(dataset, model, None, config_file, (), {})
         if config.train.repeat in (1, before.train.repeat):  # a line is one turn: the one that the checkpoint is in
             before, config = (replace(one, train=replace(one.train, repeat=1)) for one in (before, config))
         require_same_training(before, config, Path(resume), otherwise="leave out --resume")

@@ -94,14 +94,22 @@ def configure(
     return config
 
 
-def preset_file(preset: str | None) -> str | None:
-    """The YAML file that has the sizes of a language model by the name of a preset."""
-    return None if preset is None else str(find_config("shakespeare", f"charlm-{preset}"))
+def chosen_file(preset: str | None, config_file: str | None) -> str | None:
+    """The YAML file that was named, or that of a language model's preset; None where neither was given.
+
+    Raises:
+        ConfigError: Both were.
+    """
+    if preset is None:
+        return config_file
+    if config_file is not None:
+        raise ConfigError(f"--preset {preset} and --config {config_file}: either is a whole configuration; give one")
+    return str(find_config("shakespeare", f"charlm-{preset}"))
 
 
 def named_config(
     dataset: str | None,
-    model: str,
+    model: str | None,
     preset: str | None,
     config_file: str | None,
     overrides: tuple[str, ...],
@@ -113,7 +121,7 @@ def named_config(
 
     Args:
         dataset: None for the embedded data of the model's kind.
-        model: Its name.
+        model: Its name; None for the transformer.
         preset: Of a language model's sizes.
         config_file: As for :func:`configure`, as are what follows.
         overrides: What ``--set`` was given.
@@ -123,13 +131,14 @@ def named_config(
     Raises:
         ConfigError: As :func:`configure`; or a name is unknown, or they do not go together.
     """
+    model = "transformer" if model is None else model
     check_has_model(model, TEXT, VISION, LANGUAGE)
     if LANGUAGE.has_model(model):
         if dataset is None:
             raise ConfigError(
                 f"--dataset: {model} has no embedded data; expected shakespeare, or text with --set data.text=FILE"
             )
-        config_file = preset_file(preset) or config_file
+        config_file = chosen_file(preset, config_file)
         kind, names = "language", LANGUAGE
         schema: type[RunConfig] = LanguageConfig
     elif preset is not None:

@@ -63,8 +63,6 @@ def export(run: str, to: str, out: str | None, *, force: bool) -> None:
         ConfigError: Its model cannot be left so, or something is in the place of the output.
         SaveError: What was written is not the model.
     """
-    if not run or "\0" in run or (out is not None and (not out or "\0" in out)):
-        raise ConfigError(f"found {run!r} and --out {out!r}, expected the folder of a run, and the name of a file")
     target = TARGETS[to]
     path = None if out is None else Path(out)
     if path is not None:

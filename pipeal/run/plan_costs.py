@@ -346,7 +346,7 @@ def experiment_of(wanted: Wanted) -> Experiment:
     # Whatever form a spelling implies: both are measured.
     kind, config = named_config(
         wanted.dataset,
-        "transformer" if wanted.model is None else wanted.model,
+        wanted.model,
         wanted.preset,
         None,
         wanted.overrides,

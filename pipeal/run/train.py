@@ -10,7 +10,7 @@ from pipeal.core.names import Mode
 from pipeal.run.build_language import LanguageModels, language_experiment
 from pipeal.run.build_text import TextModels, text_experiment
 from pipeal.run.build_vision import VisionModels, vision_experiment
-from pipeal.run.configure import configure, preset_file, say_form
+from pipeal.run.configure import chosen_file, configure, say_form
 from pipeal.run.distributed import carry_out
 from pipeal.run.followers import Kind
 
@@ -50,7 +50,7 @@ def train(
         PipealError: As for :func:`pipeal.run.configure.configure` and :func:`pipeal.run.distributed.carry_out`.
     """
     schema, of_kind = KINDS[kind]
-    config_file = preset_file(preset) or config_file
+    config_file = chosen_file(preset, config_file)
     settings = {name.replace("__", "."): value for name, value in given.items()}
     config = configure(schema, dataset, model, config_file, overrides, settings)
     say_form(model, config)

@@ -71,7 +71,7 @@ def test_methods_are_chosen_by_name(
         (["--mode=compare", "--set=train.methods=3"], r"--set train.methods: found 3, expected a list of methods"),
         (["--methods=al,bp"], r"train.methods: found al, bp, but train.mode is al; expected --mode compare"),
         (["--mode=bp", "--methods=al,bp"], r"train.methods: found al, bp, but train.mode is bp; .* or --method with"),
-        (["--mode=bp", "--method=al"], r"--method and --mode are one option: found bp and al; expected one name"),
+        (["--mode=bp", "--method=al"], r"--method and --mode are one option: found 'bp' and 'al'; expected one name"),
         (["--method="], r"train.mode: unknown method '' \(known: al, "),
         (["--method=gredy"], r"train.mode: unknown method 'gredy'; did you mean 'greedy'\? \(known: al, "),
     ],

@@ -79,7 +79,9 @@ def test_a_folder_without_runs_says_so(tmp_path: Path, capsys: pytest.CaptureFix
     assert run_command(runs.command, capsys, str(tmp_path)) == (0, f"no runs in {tmp_path}\n", "")
 
 
-@pytest.mark.parametrize(("folder", "line"), [("none", "none: no such folder"), ("", "expected the name of a folder")])
+@pytest.mark.parametrize(
+    ("folder", "line"), [("none", "none: no such folder"), ("", "expected the name of a file or folder")]
+)
 def test_a_mistake_is_told_in_one_line(
     folder: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
