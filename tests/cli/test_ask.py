@@ -82,7 +82,7 @@ def test_a_mistake_is_one_line(run: Path, tmp_path: Path, capsys: pytest.Capture
     refused("expected what to ask, after the run, or --file FILE; found neither", str(run))
     refused("found both", str(run), GOOD, "--file=x")
     refused("no run of one form; name the folder of a run", str(tmp_path / "nowhere"), GOOD)
-    refused("expected the folder of a run", "", GOOD)
+    refused("Invalid value for 'RUN': found '', expected the name of a file or folder", "", GOOD)
     # Both ended with a traceback, in each command that reads a run's model.
     refused("n: cannot be read: File name too long; name the folder of a run", "n" * 300, GOOD)
     (tmp_path / "circle").symlink_to(tmp_path / "circle")
