@@ -11,7 +11,7 @@ from typing import Annotated, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from pipeal.core.errors import ConfigError, check_named, unknown_name
+from pipeal.core.errors import ConfigError, check_named
 from pipeal.core.methods import METHODS, MODES, with_all
 from pipeal.core.options import MOST_THREADS
 
@@ -33,8 +33,7 @@ def one_of(kind: str, names: Iterable[str]) -> AfterValidator:
 
 def _check_methods(names: tuple[str, ...]) -> tuple[str, ...]:
     for place, name in enumerate(names):
-        if name not in METHODS:
-            raise ConfigError(unknown_name("method", name, METHODS))
+        check_named("method", name, METHODS)
         if name in names[:place]:
             raise ConfigError(f"found {name} twice; expected each method once")
     if len(names) < 2:
