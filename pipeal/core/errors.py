@@ -218,8 +218,8 @@ def did_you_mean(found: str, known: Iterable[str], *, likeness: float = 0.5) -> 
     Returns:
         Nothing where none is near.
 
-    >>> did_you_mean("AugLocl", ["auglocal", "bp"])
-    "; did you mean 'auglocal'?"
+    >>> did_you_mean("Shakespere", ["agnews", "shakespeare"])
+    "; did you mean 'shakespeare'?"
     """
     known, begun = list(known), found.lower()
     near = difflib.get_close_matches(begun, known, n=1, cutoff=likeness)

@@ -114,7 +114,7 @@ class Parting:
         self._keep()
         until = monotonic() + _GRACE_S
         while before is not None and self._partings.of(self._number - 1) != LEFT and self._stop.code() is None:
-            if monotonic() > until and before.lost_s >= _GRACE_S:
+            if monotonic() > until and before.lost_s > _GRACE_S:
                 return
             self._turn()
 
