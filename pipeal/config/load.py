@@ -9,7 +9,6 @@ values and an error can tell where its value came from.
 from __future__ import annotations
 
 import datetime
-import difflib
 import reprlib
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from pipeal.config import document
 from pipeal.config.schema import RunConfig
-from pipeal.core.errors import ConfigError, did_you_mean
+from pipeal.core.errors import ConfigError, did_you_mean, nearest
 from pipeal.core.names import FILE
 
 REMOVED: Mapping[str, tuple[object, str]] = {
@@ -233,8 +232,8 @@ def _nearest(root: type, key: str, path: str, siblings: list[str]) -> str | None
     for dotted in _paths(root):
         if dotted.rpartition(".")[2] == key.lower():
             return dotted
-    near = difflib.get_close_matches(key.lower(), siblings, n=1, cutoff=0.7)
-    return ".".join(filter(None, (path, *near))) if near else None
+    near = nearest(key, siblings, likeness=0.7)
+    return ".".join(filter(None, (path, near))) if near else None
 
 
 def _paths(schema: type, path: str = "") -> Iterator[str]:

@@ -207,24 +207,29 @@ _short = reprlib.Repr()
 _short.maxstring = 60
 
 
-def did_you_mean(found: str, known: Iterable[str], *, likeness: float = 0.5) -> str:
-    """The nearest of the known names, or one of which it is the beginning, as the end of a message.
+def nearest(found: str, known: Iterable[str], *, likeness: float = 0.5) -> str | None:
+    """The nearest of the known names, whatever their case, or one of which it is the beginning.
 
     Args:
-        found: In any case.
-        known: In lower case.
         likeness: Of a name that is near, from 0 to 1 (:class:`difflib.SequenceMatcher`).
 
-    Returns:
-        Nothing where none is near.
+    >>> nearest("layr", ["Layer", "Head"])
+    'Layer'
+    """
+    lower, begun = {name.lower(): name for name in known}, found.lower()
+    near = difflib.get_close_matches(begun, lower, n=1, cutoff=likeness)
+    near = near or [name for name in lower if begun and name.startswith(begun)]
+    return lower[near[0]] if near else None
+
+
+def did_you_mean(found: str, known: Iterable[str], *, likeness: float = 0.5) -> str:
+    """The :func:`nearest` of the known names as the end of a message; nothing where none is near.
 
     >>> did_you_mean("Shakespere", ["agnews", "shakespeare"])
     "; did you mean 'shakespeare'?"
     """
-    known, begun = list(known), found.lower()
-    near = difflib.get_close_matches(begun, known, n=1, cutoff=likeness)
-    near = near or [name for name in known if begun and name.startswith(begun)]
-    return f"; did you mean {near[0]!r}?" if near else ""
+    near = nearest(found, known, likeness=likeness)
+    return f"; did you mean {near!r}?" if near else ""
 
 
 def check_named(kind: str, found: object, known: Iterable[str | None]) -> None:

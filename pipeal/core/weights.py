@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from os import PathLike, fspath
@@ -13,7 +12,7 @@ from safetensors import safe_open
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from pipeal.core.errors import ConfigError, DataError, first_line, listed, name_of
+from pipeal.core.errors import ConfigError, DataError, first_line, listed, name_of, nearest
 from pipeal.core.tree import describe, shapes_of
 
 Given: TypeAlias = "Mapping[str, Tensor] | str | PathLike[str] | Iterable[str | PathLike[str]]"
@@ -137,8 +136,8 @@ class Weights:
         if not names:
             return
         shown = listed([*map(repr, names)], _SHOWN)
-        near = difflib.get_close_matches(names[0], others, n=1)
-        hint = f" (they have {near[0]!r})" if near and verb == "lack" else ""
+        near = nearest(names[0], others, likeness=0.6) if verb == "lack" else None
+        hint = f" (they have {near!r})" if near else ""
         what = "of the network's parameters and buffers" if verb == "lack" else "names that the network has not"
         raise ConfigError(
             f"weights {verb} {len(names)} {what}: {shown}{hint}; expected those of its own state_dict(), all of them"

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
@@ -25,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipeal.core.errors import ConfigError, DataError, first_line
+from pipeal.core.errors import ConfigError, DataError, did_you_mean, first_line
 from pipeal.core.extras import transformers
 from pipeal.core.materialize import without_numbers
 from pipeal.core.messages import tell_once
@@ -469,9 +468,7 @@ def _of_torchvision(name: str, classes: int, size: int) -> nn.Module:
         others = "torchvision.models.list_models(module=torchvision.models) has all that can be, classifiers of images"
         if name in torchvision.models.list_models():
             raise ConfigError(f"model.name: {name!r} {of} is none that can be trained here; {others}")
-        near = get_close_matches(name.lower(), known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else others
-        raise ConfigError(f"model.name: unknown model {name!r} {of}; {hint}")
+        raise ConfigError(f"model.name: unknown model {name!r} {of}{did_you_mean(name, known) or f'; {others}'}")
     options: dict[str, Any] = {}
     if name.startswith("vit_"):
         options["image_size"] = size

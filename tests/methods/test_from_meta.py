@@ -455,6 +455,7 @@ def wrong(change: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
         (wrong(lambda w: w.pop("1.0.bias")), "weights lack 1 of the network's parameters and buffers: '1.0.bias'"),
         (wrong(lambda w: w.clear()), r"lack 23 of .*: '0.0.weight', '0.0.bias', '0.1.weight', '0.1.bias' and 19 more"),
         (wrong(lambda w: w.update({"module.x": w.pop("3.bias")})), r"lack 1 .*: '3.bias'"),
+        (wrong(lambda w: w.update({"3.Bais": w.pop("3.bias")})), r"lack 1 .*: '3.bias' \(they have '3.Bais'\);"),
         (wrong(lambda w: w.update(head=torch.ones(2))), "have 1 names that the network has not: 'head'"),
         (wrong(lambda w: w.update({"3.bias": torch.ones(1)})), r"'3.bias' has the shape \(1,\), the network's is \(3"),
         (wrong(lambda w: w.update({"3.bias": torch.ones(3, device="meta")})), "'3.bias' is on the meta device, withou"),

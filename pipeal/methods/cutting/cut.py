@@ -12,7 +12,6 @@ Submodules and parameters are taken, not copied: the parts are the network.
 
 from __future__ import annotations
 
-import difflib
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor, nn
 
-from pipeal.core.errors import ConfigError
+from pipeal.core.errors import ConfigError, did_you_mean
 from pipeal.core.tree import Tree
 from pipeal.methods.cutting.calling import called, why_not
 from pipeal.methods.cutting.graph import cut_graph, out_of_order
@@ -190,8 +189,7 @@ def _check_names(model: nn.Module, split: Sequence[str]) -> None:
     known = dict(model.named_modules())
     for name in split:
         if name not in known or not name:
-            near = difflib.get_close_matches(name, [other for other in known if other], n=1, cutoff=0.5)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(name, filter(None, known))
             # Of the longest part of the name that does exist, the children are what was meant.
             parent = name
             while parent not in known:
