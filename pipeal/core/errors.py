@@ -208,7 +208,7 @@ _short.maxstring = 60
 
 
 def nearest(found: str, known: Iterable[str], *, likeness: float = 0.5) -> str | None:
-    """The nearest of the known names, whatever their case, or one of which it is the beginning.
+    """The nearest of the known names, whatever their case, or the one of which it is the beginning.
 
     Args:
         likeness: Of a name that is near, from 0 to 1 (:class:`difflib.SequenceMatcher`).
@@ -219,7 +219,7 @@ def nearest(found: str, known: Iterable[str], *, likeness: float = 0.5) -> str |
     lower, begun = {name.lower(): name for name in known}, found.lower()
     near = difflib.get_close_matches(begun, lower, n=1, cutoff=likeness)
     near = near or [name for name in lower if begun and name.startswith(begun)]
-    return lower[near[0]] if near else None
+    return lower[near[0]] if len(near) == 1 else None
 
 
 def did_you_mean(found: str, known: Iterable[str], *, likeness: float = 0.5) -> str:

@@ -136,7 +136,7 @@ class Weights:
         if not names:
             return
         shown = listed([*map(repr, names)], _SHOWN)
-        near = nearest(names[0], others, likeness=0.6) if verb == "lack" else None
+        near = nearest(names[0], map(str, others), likeness=0.6) if verb == "lack" else None
         hint = f" (they have {near!r})" if near else ""
         what = "of the network's parameters and buffers" if verb == "lack" else "names that the network has not"
         raise ConfigError(
