@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from pipeal.config.language import LanguageConfig
 from pipeal.config.load import all_values, value_at
-from pipeal.config.methods import MethodsConfig
+from pipeal.config.methods import AugLocalConfig, MethodsConfig
 from pipeal.config.schema import AheadConfig, RunConfig
 from pipeal.config.text import KINDS, BatchingConfig, ColumnsConfig, TextConfig
 from pipeal.config.vision import VisionConfig
@@ -52,6 +52,9 @@ def _keys(section: str, options: Any) -> tuple[str, ...]:
 
 
 _AHEAD = _keys("model.ahead", AheadConfig)
+_LOOKING_AHEAD = (*_AHEAD, *_keys("methods.auglocal", AugLocalConfig))
+"""Of copies of blocks still to come, which the last part has none of; ``same_start`` is of its own head as well."""
+
 _OF_METHODS = [(section, f"methods.{section}", options) for section, options in vars(MethodsConfig()).items()]
 """The methods that have options, where these stand, and what they are."""
 
@@ -69,6 +72,7 @@ IDLE: Mapping[type[RunConfig], tuple[Idle, ...]] = {
             Idle("train.mode", tuple(name for name in METHODS if METHODS[name].module != section), _keys(key, options))
             for section, key, options in _OF_METHODS
         ),
+        Idle("model.parts", (1,), tuple(key for key in _LOOKING_AHEAD if not key.endswith(".same_start"))),
         Idle("methods.auglocal.depth", (None,), ("methods.auglocal.pyramid",)),
         Idle("methods.scpl.projector", ("identity",), ("methods.scpl.hidden", "methods.scpl.width")),
         Idle("methods.scpl.projector", ("linear",), ("methods.scpl.hidden",)),
@@ -82,6 +86,7 @@ IDLE: Mapping[type[RunConfig], tuple[Idle, ...]] = {
     TextConfig: (
         Idle("train.mode", _NO_LABELS, ("model.y_hid", "model.bridges")),
         Idle("model.bridges", ("pooled",), _AHEAD),
+        Idle("model.parts", (1,), ("model.bridges",)),
         Idle("model.name", _NO_HEADS, ("model.n_heads",)),
         Idle(
             "model.name",
@@ -111,6 +116,7 @@ IDLE: Mapping[type[RunConfig], tuple[Idle, ...]] = {
         Idle("train.mode", _WHOLE, ("model.per_layer",)),
         Idle("train.mode", _NO_LABELS, ("model.code", "model.labels", "model.bridges")),
         Idle("model.bridges", ("linear", "block"), _AHEAD),
+        Idle("model.parts", (1,), ("model.bridges",)),
     ),
 }
 """Of every run, and of each kind."""

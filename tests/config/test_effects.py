@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 import pytest
+import torch
 
 from pipeal.cli import entry, text, vision
 from pipeal.config import (
@@ -29,7 +30,10 @@ from pipeal.config import (
 from pipeal.config.effects import IDLE, IDLE_IN_ONE_PROCESS
 from pipeal.config.text import KINDS
 from pipeal.core.errors import ConfigError
+from pipeal.core.modules import module_of
 from pipeal.run import train
+from pipeal.run.build_text import text_experiment
+from pipeal.run.opening import new_layers
 from tests.cli.running import run_command, told_one_line
 
 ROOT = Path(__file__).parents[2]
@@ -73,6 +77,17 @@ def test_each_entry_is_of_options_that_there_are_and_told_where_it_holds(
 def test_maps_of_bridges_have_a_width_whatever_the_labels_are(labels: str) -> None:
     config = load_config(VisionConfig, values={"model": {"labels": labels, "bridges": "mlp"}})
     assert not check_effects(config, {"model.x_hid"})
+
+
+@pytest.mark.parametrize("option", ["bridges=pooled", "ahead.depth=2", "ahead.width=0.5", "ahead.shared=true"])
+def test_the_only_part_is_the_same_however_far_bridges_look_ahead(option: str) -> None:
+    def weights(*settings: str) -> list[torch.Tensor]:
+        settings = ("dataset=toynews", "model.name=transformer", "model.parts=1", "model.bridges=lookahead", *settings)
+        config = load_config(TextConfig, overrides=settings)
+        (layer,) = new_layers(text_experiment(config), config, 1)
+        return list(module_of(layer).state_dict().values())
+
+    assert all(map(torch.equal, weights(), weights(f"model.{option}")))
 
 
 def other_mode(config: RunConfig) -> RunConfig:
