@@ -309,6 +309,25 @@ def table_of(bench: Benches, rows: list[Any]) -> dict[str, Any]:
     return {"of": whole, "rows": [asdict(row) for row in rows], "costs": costs, "times": {}}
 
 
+@pytest.mark.draws
+def test_a_picture_has_a_panel_of_each_table_in_the_order_of_the_files(
+    bench: Benches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(bench["methods_report"], "save", lambda figure, _: drawn.append(figure))
+    rows = [made(bench, kind, "bp", 0, 0.7) for kind in ("try", "seed")]
+    of_al = [made(bench, kind, "al", 0, 0.7) for kind in ("try", "seed")]
+    paths = []
+    for model, some in (("b", [*rows, *of_al]), ("c", rows), ("a", [*rows, *of_al])):
+        table = table_of(bench, some)
+        paths.append(tmp_path / f"{model}.json")
+        paths[-1].write_text(json.dumps({**table, "of": {**table["of"], "model": model}}), encoding="utf-8")
+    for some in (paths, paths[1:2]):
+        bench["methods_report"].main([*map(str, some), "--plot", "found.png"])
+    titles = [[panel.get_title(loc="left") for panel in one.axes if panel.get_visible()] for one in drawn]
+    assert titles == [["d b, 4 parts, 3 epochs", "d c, 3 epochs", "d a, 4 parts, 3 epochs"], ["d c, 3 epochs"]]
+
+
 def test_the_report_has_the_best_try_and_pairs_of_seeds(
     bench: Benches, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

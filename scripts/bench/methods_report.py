@@ -17,6 +17,7 @@ from functools import cached_property
 from math import cos, pi, sin, sqrt, tan
 from pathlib import Path
 from statistics import covariance, fmean, stdev, variance
+from textwrap import fill
 from typing import Any
 
 from methods_rows import Facts, Row, best_try, cost_key, joined, key_of, read_table, row_of, seeds_of, tries
@@ -166,7 +167,7 @@ class Found:
         """BP, which the others are held against."""
         return next((line for line in self.lines if line.name == self.over), None)
 
-    def beside(self, parts: int) -> list[Line]:
+    def beside(self, parts: int | None) -> list[Line]:
         """Those in so many parts, and those in none."""
         return [line for line in self.lines if line.parts in (None, parts)]
 
@@ -392,29 +393,31 @@ def _within(angle: float, freedom: int) -> float:
 
 
 def draw(tables: Sequence[Found], path: Path) -> None:
-    """A picture of test figures over FLOPs of training: a row of panels for each table, one for each number of parts.
+    """A picture of test figures over FLOPs of training: a panel for each number of parts of each table.
 
     A line goes through the epochs, in the mean over seeds; its dot is the figure that the table has, ± sd, at what the
     whole training took. On the way the learning rate is still high: a shorter training would end higher than the line.
     """
-    tables = [table for table in tables if table.parts]
-    wide = max(len(table.parts) for table in tables)
-    names = list(dict.fromkeys(line.name for table in tables for line in table.lines))
-    height = 4.0 * len(tables) + 0.3 + 0.2 * len(names)
-    figure = new_figure(max(7.5, 5.2 * wide), height, "Test figures over FLOPs of training")
-    panels = figure.subplots(len(tables), wide, squeeze=False)
+    wanted = [(table, parts) for table in tables for parts in (*table.parts,) or (None,)]
+    names = list(dict.fromkeys(line.name for table, parts in wanted for line in table.beside(parts)))
+    across = max(min(len(wanted), 2), *(len(table.parts) for table in tables))
+    down, width = -(-len(wanted) // across), max(7.5, 5.2 * across)
+    legend = {name: fill(name, int(12.5 * width), subsequent_indent="    ") for name in names}
+    lines = sum(label.count("\n") + 1 for label in legend.values())
+    figure = new_figure(width, 4.0 * down + 0.3 + 0.2 * lines, "Test figures over FLOPs of training")
+    panels = figure.subplots(down, across, squeeze=False).flat
     dots: dict[str, Any] = {}
-    for row, table in zip(panels, tables, strict=True):
-        for panel, parts in zip(row, table.parts, strict=False):
-            for line in table.beside(parts):
-                if (dot := _draw_line(panel, table, line, names.index(line.name))) is not None:
-                    dots.setdefault(line.name, dot)
-            what = "loss, nats" if table.is_loss else "accuracy"
-            finish(panel, f"{table.of['dataset']} {table.of['model']}, {parts} parts", "TFLOPs of training", what)
-        for panel in row[len(table.parts) :]:
-            panel.set_visible(False)
+    for (table, parts), panel in zip(wanted, panels, strict=False):
+        for line in table.beside(parts):
+            if (dot := _draw_line(panel, table, line, names.index(line.name))) is not None:
+                dots.setdefault(line.name, dot)
+        of, divided = table.of, "" if parts is None else f", {parts} parts"
+        title = f"{of['dataset']} {of['model']}{divided}, {of['epochs']} epochs"
+        finish(panel, title, "TFLOPs of training", "loss, nats" if table.is_loss else "accuracy")
+    for panel in panels:  # those that are left
+        panel.set_visible(False)
     drawn = [name for name in names if name in dots]
-    figure.legend([dots[name] for name in drawn], drawn, loc="outside lower left", **LEGEND)
+    figure.legend([dots[name] for name in drawn], [legend[name] for name in drawn], loc="outside lower left", **LEGEND)
     save(figure, path)
 
 

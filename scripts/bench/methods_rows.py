@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import groupby
 from math import ceil, inf, isfinite
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -251,11 +250,13 @@ def require_alike(found: Facts, wanted: Facts, source: str) -> None:
 
 
 def joined(tables: Iterable[Facts]) -> list[Facts]:
-    """Tables that are of the same as one each: the rows of all, and the costs and times of the first that has them."""
-    keyed = sorted(tables, key=lambda table: key_of(table["of"]))
+    """Tables that are of the same as one each, in the order of their first: the rows of all, and the costs and times of
+    the first that has them."""
+    by_key: dict[str, list[Facts]] = {}
+    for table in tables:
+        by_key.setdefault(key_of(table["of"]), []).append(table)
     whole = []
-    for _, group in groupby(keyed, key=lambda table: key_of(table["of"])):
-        alike = list(group)
+    for alike in by_key.values():
         rows = {row_of(row).key: row for table in reversed(alike) for row in table["rows"]}
         costs = {key: cost for table in reversed(alike) for key, cost in table["costs"].items()}
         times = {key: time for table in reversed(alike) for key, time in table["times"].items()}
