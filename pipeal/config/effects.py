@@ -86,7 +86,7 @@ IDLE: Mapping[type[RunConfig], tuple[Idle, ...]] = {
     TextConfig: (
         Idle("train.mode", _NO_LABELS, ("model.y_hid", "model.bridges")),
         Idle("model.bridges", ("pooled",), _AHEAD),
-        Idle("model.parts", (1,), ("model.bridges",)),
+        Idle("model.parts", (1,), ("model.bridges",), unless=("model.ahead.same_start", True)),
         Idle("model.name", _NO_HEADS, ("model.n_heads",)),
         Idle(
             "model.name",
@@ -116,7 +116,7 @@ IDLE: Mapping[type[RunConfig], tuple[Idle, ...]] = {
         Idle("train.mode", _WHOLE, ("model.per_layer",)),
         Idle("train.mode", _NO_LABELS, ("model.code", "model.labels", "model.bridges")),
         Idle("model.bridges", ("linear", "block"), _AHEAD),
-        Idle("model.parts", (1,), ("model.bridges",)),
+        Idle("model.parts", (1,), ("model.bridges",), unless=("model.ahead.same_start", True)),
     ),
 }
 """Of every run, and of each kind."""

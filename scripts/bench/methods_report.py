@@ -139,10 +139,15 @@ class Found:
     @property
     def title(self) -> str:
         """What it is of."""
+        return f"{self.trained}, {self.of['epochs']} epochs of BP, equal {self.of['budget']}"
+
+    @property
+    def trained(self) -> str:
+        """What is trained, on what."""
         of, config = self.of, self.of["config"]
         width = f", width {config['model.width']:g}" if "model.width" in config else ""
         limit = f", {of['data']['train_samples']:,} training samples" if of["limit_train"] else ""
-        return f"{of['dataset']} {of['model']}{width}{limit}, {of['epochs']} epochs of BP, equal {of['budget']}"
+        return f"{of['dataset']} {of['model']}{width}{limit}"
 
     @cached_property
     def lines(self) -> list[Line]:
@@ -402,7 +407,7 @@ def draw(tables: Sequence[Found], path: Path) -> None:
     names = list(dict.fromkeys(line.name for table, parts in wanted for line in table.beside(parts)))
     across = max(min(len(wanted), 2), *(len(table.parts) for table in tables))
     down, width = -(-len(wanted) // across), max(7.5, 5.2 * across)
-    legend = {name: fill(name, int(12.5 * width), subsequent_indent="    ") for name in names}
+    legend = {name: fill(name, int(12.5 * width), subsequent_indent="    ", break_on_hyphens=False) for name in names}
     lines = sum(label.count("\n") + 1 for label in legend.values())
     figure = new_figure(width, 4.0 * down + 0.3 + 0.2 * lines, "Test figures over FLOPs of training")
     panels = figure.subplots(down, across, squeeze=False).flat
@@ -411,8 +416,8 @@ def draw(tables: Sequence[Found], path: Path) -> None:
         for line in table.beside(parts):
             if (dot := _draw_line(panel, table, line, names.index(line.name))) is not None:
                 dots.setdefault(line.name, dot)
-        of, divided = table.of, "" if parts is None else f", {parts} parts"
-        title = f"{of['dataset']} {of['model']}{divided}, {of['epochs']} epochs"
+        divided = "" if parts is None else f", {parts} parts"
+        title = f"{table.trained}{divided}, {table.of['epochs']} epochs"
         finish(panel, title, "TFLOPs of training", "loss, nats" if table.is_loss else "accuracy")
     for panel in panels:  # those that are left
         panel.set_visible(False)

@@ -81,13 +81,23 @@ def test_maps_of_bridges_have_a_width_whatever_the_labels_are(labels: str) -> No
 
 @pytest.mark.parametrize("option", ["bridges=pooled", "ahead.depth=2", "ahead.width=0.5", "ahead.shared=true"])
 def test_the_only_part_is_the_same_however_far_bridges_look_ahead(option: str) -> None:
-    def weights(*settings: str) -> list[torch.Tensor]:
-        settings = ("dataset=toynews", "model.name=transformer", "model.parts=1", "model.bridges=lookahead", *settings)
-        config = load_config(TextConfig, overrides=settings)
-        (layer,) = new_layers(text_experiment(config), config, 1)
-        return list(module_of(layer).state_dict().values())
+    assert all(map(torch.equal, only_part(), only_part(f"model.{option}")))
 
-    assert all(map(torch.equal, weights(), weights(f"model.{option}")))
+
+def test_its_head_is_another_where_bridges_begin_as_the_network_does() -> None:
+    same_start = "model.ahead.same_start=true"
+    assert not all(map(torch.equal, only_part(same_start), only_part(same_start, "model.bridges=pooled")))
+    for schema in (TextConfig, LanguageConfig):
+        config = load_config(schema, overrides=("model.parts=1", "model.bridges=lookahead", same_start))
+        assert not check_effects(config, {"model.bridges", "model.ahead.same_start"})
+
+
+def only_part(*settings: str) -> list[torch.Tensor]:
+    """The weights of a transformer in one part, whose bridges look ahead unless the settings have others."""
+    settings = ("dataset=toynews", "model.name=transformer", "model.parts=1", "model.bridges=lookahead", *settings)
+    config = load_config(TextConfig, overrides=settings)
+    (layer,) = new_layers(text_experiment(config), config, 1)
+    return list(module_of(layer).state_dict().values())
 
 
 def other_mode(config: RunConfig) -> RunConfig:
