@@ -132,43 +132,97 @@ def called(model: nn.Module, sample: Tree) -> Called:
     Raises:
         ConfigError: The forward cannot be called with it, as far as its arguments tell.
     """
-    name = f"{type(model).__name__}.forward"
-    signature = inspect.signature(model.forward)
-    takes = [p for p in signature.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
-    places = [p.name for p in takes]
-    required = [p.name for p in takes if p.default is p.empty]
-    given: dict[str, Any] = {p: None for p in required[1:] if p in TARGET_NAMES}
-    if "use_cache" in signature.parameters:
-        given["use_cache"] = False  # what is kept from one text would be taken for the beginning of the next
-    by_name = [p.name for p in signature.parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    kinds = {p.kind for p in signature.parameters.values()}
-    if inspect.Parameter.VAR_KEYWORD in kinds and isinstance(sample, Mapping) and {*required} <= {*sample, *given}:
-        names_one = not places or not {*places}.isdisjoint(sample)  # else the dict is an argument itself
-        by_name += map(str, sample) if names_one else ()
-    if isinstance(sample, Mapping) and sample and all(key in by_name for key in sample):
-        left = {key: given[key] for key in given if key not in sample}
+    takes = _Takes.of(model)
+    if takes.by_name(sample):
+        left = {key: value for key, value in takes.given.items() if key not in sample}
         return Called(model, tuple(sample), left, _masks(zip(sample, sample, strict=True)))
-    several_fit = len(places) - len(given) >= 2 and len(sample) <= len(places)
-    if type(sample) is not tuple or not (several_fit or inspect.Parameter.VAR_POSITIONAL in kinds):
-        needed = [place for place in required if place not in given]
+    one = Called(model, None, takes.given)
+    if not takes.by_place(sample):
+        takes.require_one(sample)
+        return one
+    if len(takes.required) - len(takes.given) < 2 and _runs(one, sample):  # one argument that is a tuple
+        return one
+    takes.refuse_kept(sample)
+    return Called(model, len(sample), takes.given, _masks(enumerate(takes.places[: len(sample)])))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Takes:
+    """What the forward of a model takes, as its signature has it.
+
+    Attributes:
+        forward: What it is called, for messages.
+        places: The arguments that may be given by place.
+        required: Those of them that have no default.
+        names: The arguments that may be given by name.
+        any_number: Whether it takes any number more by place.
+        any_name: Whether it takes others by name.
+        given: What it gets beside the sample.
+    """
+
+    forward: str
+    places: Sequence[str]
+    required: Sequence[str]
+    names: Sequence[str]
+    any_number: bool
+    any_name: bool
+    given: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> _Takes:
+        parameters = inspect.signature(model.forward).parameters.values()
+        kinds = {p.kind for p in parameters}
+        places = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+        required = [p.name for p in places if p.default is p.empty]
+        names = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        given: dict[str, Any] = {name: None for name in required[1:] if name in TARGET_NAMES}
+        if "use_cache" in names:
+            given["use_cache"] = False  # what is kept from one text would be taken for the beginning of the next
+        return cls(
+            forward=f"{type(model).__name__}.forward",
+            places=[p.name for p in places],
+            required=required,
+            names=names,
+            any_number=inspect.Parameter.VAR_POSITIONAL in kinds,
+            any_name=inspect.Parameter.VAR_KEYWORD in kinds,
+            given=given,
+        )
+
+    def by_name(self, sample: Tree) -> bool:
+        """Whether a sample is a dict of arguments, not an argument itself."""
+        if not isinstance(sample, Mapping) or not sample:
+            return False
+        names = {*self.names}
+        if self.any_name and {*self.required} <= {*sample, *self.given}:
+            names_one = not self.places or not {*self.places}.isdisjoint(sample)
+            names.update(map(str, sample) if names_one else ())
+        return names.issuperset(sample)
+
+    def by_place(self, sample: Tree) -> bool:
+        """Whether a sample may be a tuple of arguments."""
+        if type(sample) is not tuple:
+            return False
+        return self.any_number or (len(self.places) - len(self.given) >= 2 and len(sample) <= len(self.places))
+
+    def require_one(self, sample: Tree) -> None:
+        """Asks that no argument is left to be given beside a sample that is one."""
+        needed = [place for place in self.required if place not in self.given]
         if len(needed) > 1:
             raise ConfigError(
-                f"{name} takes {', '.join(needed)}, and the sample is {what_is_given(sample)}; pass the inputs of a "
-                f"batch as a tuple, ({', '.join(needed)}), or as a dict, {{{', '.join(f'{n!r}: …' for n in needed)}}}"
+                f"{self.forward} takes {', '.join(needed)}, and the sample is {what_is_given(sample)}; pass the inputs "
+                f"of a batch as a tuple, ({', '.join(needed)}), or as a dict, "
+                f"{{{', '.join(f'{name!r}: …' for name in needed)}}}"
             )
-        return Called(model, None, given)
-    masks = _masks(enumerate(places[: len(sample)]))
-    one, several = Called(model, None, given), Called(model, len(sample), given, masks)
-    if len(required) - len(given) < 2 and _runs(one, sample):  # one argument that is a tuple
-        return one
-    for argument, value in zip(places, sample, strict=False):
-        if argument == "past_key_values" and isinstance(value, Tensor):
-            raise ConfigError(
-                f"item {places.index(argument)} of the sample, {describe(shapes_of(value))}, would be taken for "
-                f"{argument} by {name}({', '.join(places[: len(sample)])}, …); if it is a mask, make the inputs of "
-                f"batches dicts: {{{places[0]!r}: …, 'attention_mask': …}}"
-            )
-    return several
+
+    def refuse_kept(self, sample: Sequence[Tree]) -> None:
+        """Asks that no tensor, such as a mask, stands where a model takes what it kept of an earlier text."""
+        for place, (argument, value) in enumerate(zip(self.places, sample, strict=False)):
+            if argument == "past_key_values" and isinstance(value, Tensor):
+                raise ConfigError(
+                    f"item {place} of the sample, {describe(shapes_of(value))}, would be taken for {argument} by "
+                    f"{self.forward}({', '.join(self.places[: len(sample)])}, …); if it is a mask, make the inputs of "
+                    f"batches dicts: {{{self.places[0]!r}: …, 'attention_mask': …}}"
+                )
 
 
 def _masks(names: Iterable[tuple[str | int, str]]) -> dict[str | int, bool]:

@@ -55,28 +55,7 @@ def names_for(model: nn.Module, count: int, sample: Tree, asked: str = "split") 
         raise ConfigError(
             f"{asked} is {count}, but only {have} submodules have a matrix of weights for a layer to begin at"
         )
-    around, closed = _with_sequences(model, ()), set[str]()
-    while True:
-        costs, turned = _costs(model, around, sample)
-        share = sum(cost for _, cost in costs) / count
-        few = len(costs) < count
-        large = [
-            name
-            for name, cost in sorted(costs, key=lambda one: -one[1])
-            if name and name not in closed and (few or cost > share) and any(model.get_submodule(name).children())
-        ]
-        for name in large:
-            try:
-                deeper = _with_sequences(model, (*around, name))
-                if len(_costs(model, deeper, sample)[0]) < len(costs):  # nothing within it can begin a part
-                    raise ConfigError(name)
-            except ConfigError:  # it has branches of its own: it stays whole
-                closed.add(name)
-            else:
-                around = deeper
-                break
-        else:
-            break
+    around, costs, turned = _looked_into(model, count, sample)
     if len(costs) < count:
         found = ", ".join(name for name, _ in costs if name)
         why = f"; {turned[0]}, not the batch first (GRU, LSTM and attention take batch_first=True)" if turned else ""
@@ -89,6 +68,40 @@ def names_for(model: nn.Module, count: int, sample: Tree, asked: str = "split") 
         kept = _without([name for name, _ in costs if name and not trains(name)], costs)
         begins = _begins(kept, count) if len(kept) >= count else begins
     return begins
+
+
+def _looked_into(model: nn.Module, count: int, sample: Tree) -> tuple[list[str], list[tuple[str, float]], list[str]]:
+    """Looks into the dearest submodules until there are enough to begin parts at, none dearer than a part should be.
+
+    Returns:
+        The submodules that were looked into, and what :func:`_costs` finds with these.
+    """
+    around, closed = _with_sequences(model, ()), set[str]()
+    costs, turned = _costs(model, around, sample)
+    while dearest := _dearest(model, costs, count, closed):
+        try:
+            deeper = _with_sequences(model, (*around, dearest))
+            found = _costs(model, deeper, sample)
+        except ConfigError:  # it has branches of its own: it stays whole
+            closed.add(dearest)
+            continue
+        if len(found[0]) < len(costs):  # nothing within it can begin a part
+            closed.add(dearest)
+        else:
+            around, (costs, turned) = deeper, found
+    return around, costs, turned
+
+
+def _dearest(model: nn.Module, costs: Sequence[tuple[str, float]], count: int, closed: Collection[str]) -> str | None:
+    """What is to be looked into next."""
+    share = sum(cost for _, cost in costs) / count
+    few = len(costs) < count
+    large = {
+        name: cost
+        for name, cost in costs
+        if name and name not in closed and (few or cost > share) and any(model.get_submodule(name).children())
+    }
+    return max(large, key=large.__getitem__, default=None)
 
 
 def _begins(costs: Sequence[tuple[str, float]], count: int) -> list[str]:
