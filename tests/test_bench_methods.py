@@ -472,15 +472,16 @@ def test_the_report_holds_against_the_form_of_bp_that_is_asked_for(
 @pytest.mark.parametrize(
     ("page", "begin", "end"),
     [
-        ("benchmarks", "### Other local methods", "## Speed"),
-        ("benchmarks", "## Vision", "Earlier, with what"),
-        ("language-model", "### With backpropagation's depth", "Three seeds of both forms"),
+        ("README", "### Accuracy", "## When"),
+        ("docs/benchmarks", "### Other local methods", "## Speed"),
+        ("docs/benchmarks", "## Vision", "Earlier, with what"),
+        ("docs/language-model", "### With backpropagation's depth", "Three seeds of both forms"),
     ],
 )
 def test_figures_of_the_pages_are_printed_from_kept_files(
     bench: Benches, page: str, begin: str, end: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = (BENCH.parents[1] / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    text = (BENCH.parents[1] / f"{page}.md").read_text(encoding="utf-8")
     text = text[text.index(begin) : text.index(end)].replace("−", "-")
     files = [str(path) for path in sorted((BENCH / "results").glob("methods-*.json"))]
     for options in ([], ["--seeds", "3"], ["--over", "bp methods.bp.same_start=true"]):
