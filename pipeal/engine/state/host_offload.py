@@ -37,11 +37,9 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from pipeal.core.errors import PlacementError
 from pipeal.core.packet import Packet
@@ -50,13 +48,11 @@ from pipeal.engine.devices import Device, Ready
 from pipeal.engine.state.home import Home
 from pipeal.engine.state.layer_state import CopyTensor, load_optimizer
 from pipeal.engine.state.stateful import stateful, tensors_kept_by
+from pipeal.engine.state.stretch import Memory, Plan, gather, moves
 from pipeal.engine.trace import StageClock, Way
 
 SLOTS = 3
 """Layers on a GPU at a time. With two, a layer could only be brought after another has been sent."""
-
-_LINE = 512
-"""Bytes to which storages are aligned, as by PyTorch's allocator: libraries choose kernels by it, and round by them."""
 
 
 class HostOffload(Home):
@@ -225,7 +221,7 @@ class HostOffload(Home):
         if slot.size:
             slot.room = None
             self._device.give_memory_back()
-        slot.room = _Memory(self._device.room(size))
+        slot.room = Memory(self._device.room(size))
         slot.mark = self._device.mark()
 
     def _send(self, index: int, slot: _Slot | None) -> None:
@@ -234,10 +230,10 @@ class HostOffload(Home):
         counts, kept = layer.kept()
         changed = slot is None or not layer.lies_in(slot.memory, kept)
         if changed:
-            self._change(index, layer, layer.planned(counts, kept))
+            self._change(index, layer, Plan.of(kept, counts, self._device.device))
         if slot is not None and layer.plan.size <= slot.size:
             if changed:
-                _gather(layer.plan, slot.memory)
+                gather(layer.plan, slot.memory)
             slot.holder, slot.filled = index, layer.plan.size
             slot.mark = layer.sent = self._copy(Way.SEND, index, layer.plan.size, slot, self._device.mark())
         else:
@@ -253,13 +249,13 @@ class HostOffload(Home):
         for tensor, piece in layer.plan.all():
             tensor.data = layer.home.tensor(piece)
 
-    def _change(self, index: int, layer: _Layer, plan: _Plan) -> None:
+    def _change(self, index: int, layer: _Layer, plan: Plan) -> None:
         """Has a layer lie at home by another plan, before it is sent there."""
         if layer.home.size < plan.size:
             for lane in (self._in, self._out):
                 lane.synchronize()  # what was given to it last copies from and to the memory that goes
             try:
-                layer.home = _Memory(self._device.locked(plan.size))
+                layer.home = Memory(self._device.locked(plan.size))
             except PlacementError as error:
                 raise PlacementError(f"layer {index}: {error}") from error
         stay = {id(tensor) for tensor in plan.tensors}
@@ -284,125 +280,6 @@ class HostOffload(Home):
         return lane.mark()
 
 
-class _Piece(NamedTuple):
-    """Where a tensor lies in the memory of its layer: its storage there, and itself within that.
-
-    Attributes:
-        begin: Of the storage, in bytes.
-        nbytes: Of the storage.
-        offset: Of the tensor within it, in elements.
-    """
-
-    begin: int
-    nbytes: int
-    offset: int
-    dtype: torch.dtype
-    shape: torch.Size
-    stride: tuple[int, ...]
-
-
-class _Memory:
-    """A stretch of memory, and the tensors over it. Each is made once: layers are alike.
-
-    Args:
-        flat: All of it, ``(size,)`` ``uint8``.
-    """
-
-    def __init__(self, flat: Tensor) -> None:
-        self.flat = flat
-        self.size = flat.nbytes
-        self._base = flat.data_ptr()
-        self._storages: dict[tuple[int, int], torch.UntypedStorage] = {}
-        self._tensors: dict[_Piece, Tensor] = {}
-
-    def tensor(self, piece: _Piece) -> Tensor:
-        """What lies there. Its storage has the piece's bytes, and those over one storage have one here, too."""
-        found = self._tensors.get(piece)
-        if found is None:
-            place = piece.begin, piece.begin + piece.nbytes
-            if place not in self._storages:
-                self._storages[place] = self.flat.untyped_storage()[place[0] : place[1]]
-            found = torch.empty(0, dtype=piece.dtype, device=self.flat.device)
-            found.set_(self._storages[place], piece.offset, piece.shape, piece.stride)
-            self._tensors[piece] = found
-        return found
-
-    def offset(self, tensor: Tensor) -> int | None:
-        """Where in it a tensor's data begins, in bytes; None for elsewhere."""
-        place = tensor.data_ptr() - self._base
-        return place if 0 <= place < self.size else None
-
-    def holds(self, tensor: Tensor, piece: _Piece) -> bool:
-        """Whether a tensor's data is that piece of it."""
-        place = self._base + piece.begin + piece.offset * piece.dtype.itemsize
-        if tensor.data_ptr() != place or tensor.dtype != piece.dtype or tensor.layout is not torch.strided:
-            return False
-        return tensor.shape == piece.shape and tensor.stride() == piece.stride
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """What a layer kept when it was last sent home, and where it lies there.
-
-    Attributes:
-        tensors: Buffers, parameters, what optimizers keep, and gradients.
-        pieces: Of each its place; None for what stays where it is.
-        counts: How many of the first are buffers, and how many these or parameters.
-        sizes: The bytes that come before each; last, of all.
-    """
-
-    tensors: Sequence[Tensor] = ()
-    pieces: Sequence[_Piece | None] = ()
-    counts: tuple[int, int] = (0, 0)
-    sizes: Sequence[int] = (0,)
-
-    @property
-    def size(self) -> int:
-        return self.sizes[-1]
-
-    @property
-    def buffers_size(self) -> int:
-        return self.sizes[self.counts[0]]
-
-    @property
-    def weights_size(self) -> int:
-        """Those of buffers and parameters, all that an inference reads."""
-        return self.sizes[self.counts[1]]
-
-    def all(self, most: int | None = None) -> list[tuple[Tensor, _Piece]]:
-        """What goes with the layer, with its place; of no more than so many of the tensors."""
-        pairs = zip(self.tensors[:most], self.pieces[:most], strict=True)
-        return [(tensor, piece) for tensor, piece in pairs if piece is not None]
-
-    def weights(self) -> list[tuple[Tensor, _Piece]]:
-        """Of these the buffers and parameters."""
-        return self.all(self.counts[1])
-
-    def sources(self) -> Iterator[tuple[int, Tensor]]:
-        """The storages of these as bytes, wherever they are now, each with where it begins."""
-        begun = -1
-        for tensor, piece in self.all():
-            if piece.begin > begun:
-                begun = piece.begin
-                yield begun, torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
-
-    def versions(self) -> list[int]:
-        """How often each parameter was written to."""
-        parameters = self.tensors[slice(*self.counts)]
-        return [tensor._version for tensor in parameters if not tensor.is_inference()]
-
-
-def _gather(plan: _Plan, memory: _Memory) -> None:
-    """Copies what does not lie in its place in some memory there."""
-    missing = []
-    for begin, source in plan.sources():
-        offset = memory.offset(source)
-        if offset != begin:  # where it is in it, another one may get its place
-            missing.append((begin, source if offset is None else source.clone()))
-    for begin, source in missing:
-        memory.flat[begin : begin + source.nbytes].copy_(source)
-
-
 class _Layer:
     """A layer, and how it lies at home.
 
@@ -415,8 +292,8 @@ class _Layer:
     def __init__(self, module: nn.Module, device: Device) -> None:
         self.module = module
         self.optimizers = list(stateful(module)[0].values())
-        self.home = _Memory(torch.empty(0, dtype=torch.uint8))
-        self.plan = _Plan()
+        self.home = Memory(torch.empty(0, dtype=torch.uint8))
+        self.plan = Plan()
         self.sent: Ready = None
         self._device = device.device
 
@@ -430,35 +307,12 @@ class _Layer:
         found += [tensor.grad for tensor in found[buffers:weights] if tensor.grad is not None]
         return (buffers, weights), found
 
-    def lies_in(self, memory: _Memory, kept: Sequence[Tensor]) -> bool:
+    def lies_in(self, memory: Memory, kept: Sequence[Tensor]) -> bool:
         """Whether it keeps what it kept when it was last sent home, and all of it lies in that memory."""
         return len(kept) == len(self.plan.tensors) and all(
-            now is before and (not self._moves(now) if piece is None else memory.holds(now, piece))
+            now is before and (not moves(now, self._device) if piece is None else memory.holds(now, piece))
             for now, before, piece in zip(kept, self.plan.tensors, self.plan.pieces, strict=True)
         )
-
-    def planned(self, counts: tuple[int, int], kept: Sequence[Tensor]) -> _Plan:
-        """Gives what is on the device a place at home, by its storage; arguments as :meth:`kept` returns them."""
-        pieces: list[_Piece | None] = []
-        begins: dict[int, int] = {}
-        sizes = [0]
-        for tensor in kept:
-            end, piece = sizes[-1], None
-            if self._moves(tensor):
-                storage = tensor.untyped_storage()
-                begin = begins.setdefault(storage.data_ptr(), end)
-                piece = _Piece(
-                    begin, storage.nbytes(), int(tensor.storage_offset()), tensor.dtype, tensor.shape, tensor.stride()
-                )
-                end = max(end, begin + -(-storage.nbytes() // _LINE) * _LINE)
-            pieces.append(piece)
-            sizes.append(end)
-        return _Plan(kept, pieces, counts, sizes)
-
-    def _moves(self, tensor: Tensor) -> bool:
-        if is_lazy(tensor) or tensor.layout is not torch.strided or tensor.device != self._device:
-            return False
-        return tensor.untyped_storage().nbytes() > 0 and not (tensor.is_conj() or tensor.is_neg())
 
 
 @dataclass(eq=False)
@@ -472,7 +326,7 @@ class _Slot:
         mark: When the last copy into it, or out of it, is made.
     """
 
-    room: _Memory | None = None
+    room: Memory | None = None
     holder: int | None = None
     filled: int = 0
     mark: Ready = None
@@ -482,7 +336,7 @@ class _Slot:
         return 0 if self.room is None else self.room.size
 
     @property
-    def memory(self) -> _Memory:
+    def memory(self) -> Memory:
         assert self.room is not None  # it has been brought something
         return self.room
 
