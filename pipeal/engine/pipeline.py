@@ -37,7 +37,8 @@ from pipeal.engine.runner.compiling import check_compile
 from pipeal.engine.runner.precision import check_precision, matmul_precision, ready
 from pipeal.engine.schedule import Schedule, schedule_named
 from pipeal.engine.stage import Stage, bring_to_rest
-from pipeal.engine.state.disk_offload import MappedFile, one_by_one
+from pipeal.engine.state.disk_offload import one_by_one
+from pipeal.engine.state.mapped_file import MappedFile
 from pipeal.engine.state.saved import Load, save
 from pipeal.engine.state.snapshot import Snapshot
 from pipeal.engine.trace import CopySpan, Span, StageTimes, Window

@@ -28,9 +28,10 @@ from pipeal.engine.runner.keyed import Seeds
 from pipeal.engine.runner.nonfinite import FiniteWatch, raise_first, refuse_given_up
 from pipeal.engine.runner.precision import autocast, settings
 from pipeal.engine.schedule import Action
-from pipeal.engine.state.disk_offload import DiskOffload, MappedFile
+from pipeal.engine.state.disk_offload import DiskOffload
 from pipeal.engine.state.host_offload import SLOTS, HostOffload
 from pipeal.engine.state.layer_state import layer_state
+from pipeal.engine.state.mapped_file import MappedFile
 from pipeal.engine.state.snapshot import LayerState, Snapshot
 from pipeal.engine.trace import StageClock, Window
 

@@ -23,7 +23,7 @@ from pipeal.engine.devices.cpus import cores
 from pipeal.engine.runner.compiling import check_compile
 from pipeal.engine.runner.precision import check_precision
 from pipeal.engine.sizes import check_sizes
-from pipeal.engine.state.disk_offload import check_folder
+from pipeal.engine.state.mapped_file import check_folder
 from pipeal.methods.al import ALPackage
 from pipeal.methods.bp_parts import bp_parts
 from pipeal.planning.placement import Placement

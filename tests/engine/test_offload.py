@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from pipeal import AE, AL, ENC, ALPackage, ConfigError, DataError, Pipeline, PlacementError
 from pipeal.core.host_memory import status_bytes
 from pipeal.core.options import EngineOptions
-from pipeal.engine.state import disk_offload
-from pipeal.engine.state.disk_offload import MappedFile
+from pipeal.engine.state import disk_offload, mapped_file
+from pipeal.engine.state.mapped_file import MappedFile
 from pipeal.engine.state.saved import Saved
 from pipeal.engine.state.stateful import stateful
 
@@ -52,7 +52,7 @@ def kept(package: ALPackage) -> list[Tensor]:
 @pytest.fixture
 def all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small tensors are moved, too."""
-    monkeypatch.setattr(disk_offload, "_SMALL", 1)
+    monkeypatch.setattr(mapped_file, "_SMALL", 1)
 
 
 @pytest.mark.usefixtures("all_of_it")

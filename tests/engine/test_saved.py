@@ -44,7 +44,7 @@ def test_a_users_first_save_and_load(tmp_path: Path) -> None:
     assert all(map(torch.equal, found.losses, wanted.losses))
 
 
-@patch("pipeal.engine.state.disk_offload._SMALL", 1)
+@patch("pipeal.engine.state.mapped_file._SMALL", 1)
 @given(case=cases(), data=st.data())
 def test_loaded_into_other_stages_it_goes_on_as_if_it_had_never_stopped(
     tmp_path_factory: pytest.TempPathFactory, case: Case, data: st.DataObject

@@ -68,7 +68,7 @@ def test_other_options_leave_every_bit(kind: PacketFormat, options: dict[str, An
 def test_offloaded_layers_leave_every_bit(
     name: str, kind: PacketFormat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeal.engine.state.disk_offload._SMALL", 1)
+    monkeypatch.setattr("pipeal.engine.state.mapped_file._SMALL", 1)
     found = run(RICH, ORDERS[name], [3, 1], packet=kind, offload="disk", offload_folder=tmp_path)
     assert found.differences(reference(RICH, kind)) == []
 

@@ -114,7 +114,7 @@ def test_offloaded_layers_go_back_as_others_do(
 ) -> None:
     run(text.command, capsys, 0, *arguments, f"--out={tmp_path / 'plain'}")
     batch = min(batch for _, batch in left_out(tmp_path / "plain" / NAME))
-    monkeypatch.setattr("pipeal.engine.state.disk_offload._SMALL", 1)
+    monkeypatch.setattr("pipeal.engine.state.mapped_file._SMALL", 1)
     stopping.at = [(1, batch + 2)]
     offload, folder = "--set=engine.offload=disk", tmp_path / "offloaded"
     err = [run(text.command, capsys, code, *arguments, offload, f"--out={folder}") for code in (130, 0)]

@@ -25,6 +25,7 @@ from pipeal.core.materialize import is_on_meta, materialize
 from pipeal.engine.distributed.pipeline import DistributedPipeline, serve
 from pipeal.engine.distributed.world import World
 from pipeal.engine.state import disk_offload
+from pipeal.engine.state.mapped_file import MappedFile
 from pipeal.methods.cutting.inplace import OnACopy
 from tests.engine.distributed.lines import on_each, thread_ranks
 from tests.integration.test_converted_exactness import NETWORKS
@@ -223,7 +224,7 @@ def test_offloaded_each_is_in_its_file_before_the_next_becomes_real(
             assert all(files[other].holds(tensor) for tensor in large)
         materialize(layer, seed, number)
 
-    files: dict[int, disk_offload.MappedFile] = {}
+    files: dict[int, MappedFile] = {}
     monkeypatch.setattr(disk_offload, "materialize", watched)
     assert len(list(disk_offload.one_by_one(package, tmp_path, files, 0))) == 4
     assert seen == [(number, number) for number in range(4)]

@@ -23,7 +23,7 @@ from pipeal.engine.execution.channel import Item, Link, Stopped
 from pipeal.engine.execution.executors import STOP_S
 from pipeal.engine.execution.worker import TICK_S
 from pipeal.engine.runner.compile_gate import GATE
-from pipeal.engine.state.disk_offload import away
+from pipeal.engine.state.mapped_file import away
 from pipeal.engine.state.snapshot import LayerState, Snapshot
 
 

@@ -33,8 +33,9 @@ from pipeal.engine.runner.precision import matmul_precision
 from pipeal.engine.schedule import Schedule
 from pipeal.engine.sizes import layers_of_stages
 from pipeal.engine.stage import Stage
-from pipeal.engine.state.disk_offload import MappedFile, one_by_one
+from pipeal.engine.state.disk_offload import one_by_one
 from pipeal.engine.state.layer_state import State
+from pipeal.engine.state.mapped_file import MappedFile
 from pipeal.engine.state.snapshot import Snapshot
 from pipeal.engine.state.stateful import release
 from pipeal.engine.trace import Span, StageTimes

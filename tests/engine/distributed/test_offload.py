@@ -17,7 +17,7 @@ from pipeal.engine.distributed import executor
 from pipeal.engine.distributed.pipeline import DistributedPipeline, _Line, serve
 from pipeal.engine.distributed.replicas import Alike
 from pipeal.engine.distributed.world import World
-from pipeal.engine.state import disk_offload
+from pipeal.engine.state import mapped_file
 from pipeal.engine.state.stateful import release, stateful
 
 from ..cases import Outcome, reference
@@ -31,7 +31,7 @@ from .test_replicas import DRAWS, shares, state, train
 @pytest.fixture
 def all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small tensors are moved, too."""
-    monkeypatch.setattr(disk_offload, "_SMALL", 1)
+    monkeypatch.setattr(mapped_file, "_SMALL", 1)
 
 
 @pytest.mark.usefixtures("all_of_it")
