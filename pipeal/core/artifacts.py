@@ -72,7 +72,7 @@ CLASSES = Artifact(
 HF_FOLDER = Artifact(
     "hf",
     "of a model hf:FOLDER: a folder with its config.json, for these classes, and its tokenizer",
-    "models.imported",
+    "models.hf_folder",
     ("run.trained",),
 )
 ALPHABET = Artifact("alphabet.json", "the characters of a language model", "run.build_language", ("run.trained",))

@@ -42,7 +42,8 @@ from pipeal.data import (
 from pipeal.data.batching import Known, make_sampler
 from pipeal.methods.al import TouchedAdam, touch_rows
 from pipeal.models import TextDims, group_each, model_layers
-from pipeal.models.imported import Imported, folder_of, save_config, text_limits
+from pipeal.models.hf_folder import folder_of, save_config, text_limits
+from pipeal.models.imported import Imported
 from pipeal.reporting import bars
 from pipeal.reporting.recorders import write_json
 from pipeal.run.build import (

@@ -27,7 +27,8 @@ from pipeal.data import (
 )
 from pipeal.engine.devices.cpus import cores
 from pipeal.models import VisionDims, model_layers
-from pipeal.models.imported import Imported, save_config
+from pipeal.models.hf_folder import save_config
+from pipeal.models.imported import Imported
 from pipeal.reporting import bars
 from pipeal.reporting.recorders import write_json
 from pipeal.run.build import (

@@ -16,7 +16,8 @@ from pipeal.core.extras import transformers
 from pipeal.core.methods import METHODS, Method
 from pipeal.core.names import HF, source_of
 from pipeal.core.protocols import TURN
-from pipeal.models.imported import folder_of, head_of
+from pipeal.models.hf_folder import folder_of
+from pipeal.models.imported import head_of
 from pipeal.run.build_text import TextModels
 from pipeal.run.build_vision import VisionModels
 from pipeal.run.opening import made_ready

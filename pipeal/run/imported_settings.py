@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeal.config import RunConfig, VisionConfig, find_config, read_config
 from pipeal.core.names import HF, source_of
-from pipeal.models.imported import folder_config, folder_of, has_weights
+from pipeal.models.hf_folder import folder_config, folder_of, has_weights
 
 _LIKE = {True: "resnet", False: "transformer"}
 """Of images, and of texts: the model whose file is taken."""

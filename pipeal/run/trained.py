@@ -23,7 +23,7 @@ from pipeal.data import Alphabet, Augment, FolderTokenizer, TextSplit, Vocab, pu
 from pipeal.data.images.decode import BrokenImageError, decode
 from pipeal.engine.state.layer_state import State
 from pipeal.methods.al import ALPackage
-from pipeal.models.imported import text_limits
+from pipeal.models.hf_folder import text_limits
 from pipeal.reporting.page import is_run, runs_in
 from pipeal.run.build import Models
 from pipeal.run.build_language import LanguageModels

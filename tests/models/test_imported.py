@@ -16,7 +16,8 @@ from pipeal import ALPackage, ConfigError, DataError, Pipeline
 from pipeal.core.names import TEXT
 from pipeal.methods.bp_parts import bp_parts
 from pipeal.models import TextDims, imported, model_layers
-from pipeal.models.imported import Imported, head_of, text_limits
+from pipeal.models.hf_folder import text_limits
+from pipeal.models.imported import Imported, head_of
 
 transformers = pytest.importorskip("transformers")
 
