@@ -89,9 +89,11 @@ def test_a_table_goes_on_with_the_rows_that_it_has_not(
     faked.clear()
     main([*options, "--parts", "2", "3", "--seeds", "1", "--methods", "bp,greedy"])
     assert {(name, parts) for _, name, parts, *_ in faked} == {("greedy", 3)}  # BP is in no parts
-    with pytest.raises(SystemExit, match="2"):
-        main([*options, "--set", "model.dropout=0.1"])
-    assert "has model.dropout None, where 0.1 is wanted" in capsys.readouterr().err
+    for option, told in (("model.dropout=0.1", "0.1"), ("engine.packet=int8", "int8")):
+        with pytest.raises(SystemExit, match="2"):
+            main([*options, "--set", option])
+        key = option.partition("=")[0]
+        assert f"has {key} None, where {told} is wanted" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("faked")
@@ -228,6 +230,8 @@ def test_all_have_as_many_tries(bench: Benches) -> None:
         (["--parts", "9"], "al in 9 parts: parts is 9; expected 1 to"),
         (["--try-seed", "0"], "--try-seed: found 0, which is one to report"),
         (["--set", "data.held_out=0"], "held_out is 0"),
+        (["--set", "model.parts=2"], "found model.parts, which methods.py sets by itself; expected --parts"),
+        (["--set", "train.methods=[al]"], "found train.methods, which methods.py sets by itself; expected --methods"),
     ],
 )
 def test_mistakes_are_told_before_anything_is_trained(
@@ -274,6 +278,15 @@ def test_shortened_epochs_are_the_beginning_of_whole_ones(bench: Benches) -> Non
         whole.set_epoch(epoch)
         short.set_epoch(epoch, first)
         assert [batch.indices for batch in short] == [batch.indices for batch in whole][first:3]
+
+
+@pytest.mark.parametrize(("methods", "is_told"), [("scpl,al", False), ("scpl", False), ("al model.x_hid=5,bp", True)])
+def test_an_option_is_without_effect_where_no_contestant_has_it(
+    bench: Benches, caplog: pytest.LogCaptureFixture, methods: str, is_told: bool
+) -> None:
+    """Symptom: a temperature that SCPL trained with was told to be without effect, since the mode was AL."""
+    config_of(bench, "--methods", methods, "--set", "methods.scpl.temperature=5")
+    assert ("methods.scpl.temperature 5: without effect" in caplog.text) is is_told
 
 
 def test_a_part_of_the_training_samples_and_nothing_else_is_less(bench: Benches) -> None:
@@ -324,8 +337,17 @@ def test_a_picture_has_a_panel_of_each_table_in_the_order_of_the_files(
         paths[-1].write_text(json.dumps({**table, "of": {**table["of"], "model": model}}), encoding="utf-8")
     for some in (paths, paths[1:2]):
         bench["methods_report"].main([*map(str, some), "--plot", "found.png"])
+    other = json.loads(paths[1].read_text(encoding="utf-8"))
+    other["of"]["config"] = {"model.dropout": 0.5}
+    paths.append(tmp_path / "other.json")
+    paths[-1].write_text(json.dumps(other), encoding="utf-8")
+    bench["methods_report"].main([*map(str, paths[1:]), "--plot", "found.png"])
     titles = [[panel.get_title(loc="left") for panel in one.axes if panel.get_visible()] for one in drawn]
-    assert titles == [["d b, 4 parts, 3 epochs", "d c, 3 epochs", "d a, 4 parts, 3 epochs"], ["d c, 3 epochs"]]
+    assert titles == [
+        ["d b, 4 parts, 3 epochs", "d c, 3 epochs", "d a, 4 parts, 3 epochs"],
+        ["d c, 3 epochs"],
+        ["d c, 3 epochs", "d a, 4 parts, 3 epochs", "d c, 3 epochs, model.dropout=0.5"],
+    ]
 
 
 def test_the_report_has_the_best_try_and_pairs_of_seeds(

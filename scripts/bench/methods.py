@@ -45,7 +45,7 @@ from typing import Any, NamedTuple
 import torch
 from methods_costs import Form, counted, machine, timed
 from methods_report import report
-from methods_rows import Contestant, Row, Table, best_epoch, best_try, key_of, length
+from methods_rows import Contestant, Row, Table, best_epoch, best_try, key_of, length, shown
 from torch.nn import functional as F
 
 from pipeal.config import RunConfig, TuneConfig, all_values
@@ -63,18 +63,35 @@ from pipeal.run.duration import at_length
 from pipeal.run.form_costs import COUNTING
 from pipeal.run.grid import Setting, parse_grid, settings_of
 from pipeal.run.opening import course_of, new_layers, open_pipeline
-from pipeal.run.plan_costs import Wanted, experiment_of
+from pipeal.run.plan_costs import Wanted, experiment_of, refuse_chosen
 from pipeal.training.evaluation import accuracy, inputs_of
 from pipeal.training.position import Position
 from pipeal.training.row import EpochRow
 from pipeal.training.trainer import Scores, fit
 
 BUDGETS = ("steps", "flops", "time")
-_OF_A_ROW = ("train.seed", "train.mode", "train.epochs", "train.lr.base", "model.parts")
+CHOSEN = {
+    "train.mode": "--methods",
+    "train.methods": "--methods",
+    "model.parts": "--parts",
+    "train.lr.base": "--tries",
+    "train.seed": "--first-seed and --seeds",
+    "train.epochs": "--epochs",
+    "train.precision": "--precision",
+    "engine.devices": "--device",
+    "engine.threads": "--threads",
+    "engine.schedule": "none: layers are trained one after the other",
+}
+"""Keys that have options of their own here."""
+
+_OF_A_ROW = ("train.seed", "train.mode", "train.methods", "train.epochs", "train.lr.base", "model.parts")
 _ELSEWHERE_OTHERWISE = ("out", "engine", "tune", "train.checkpoint", "data.root", "data.text", "data.file",
                         "data.test_file", "data.cache", "data.cache_dir", "data.workers", "data.prefetch",
                         "data.download")  # fmt: skip
 """Keys, or sections, that may differ between rows of one table: they change nothing but rounding."""
+
+_OF_ALL = ("engine.packet", "engine.matmul")
+"""Keys of these that round so coarsely that all rows have them alike."""
 
 EVALUATED = 64
 """Blocks of a text in a batch of an evaluation."""
@@ -281,10 +298,6 @@ def blocks_of(characters: torch.Tensor, block: int) -> Iterator[tuple[torch.Tens
         yield x[whole:].unsqueeze(0), y[whole:].unsqueeze(0)
 
 
-def shown(setting: Setting) -> str:
-    return " ".join(f"{key}={value}" for key, value in setting.items())
-
-
 @dataclass
 class Bench:
     """What is compared, and how.
@@ -486,7 +499,8 @@ def shared_facts(experiment: Experiment, options: argparse.Namespace, batches: i
     defaults, values = all_values(type(config)()), all_values(config)
 
     def is_own(key: str) -> bool:
-        return key in _OF_A_ROW or any(key == one or key.startswith(f"{one}.") for one in _ELSEWHERE_OTHERWISE)
+        elsewhere = any(key == one or key.startswith(f"{one}.") for one in _ELSEWHERE_OTHERWISE)
+        return key in _OF_A_ROW or (elsewhere and key not in _OF_ALL)
 
     return {
         "dataset": config.dataset,
@@ -569,7 +583,11 @@ def opened(options: argparse.Namespace) -> Experiment:
     """The data, and a configuration with all choices made that every training shares."""
     given = {"model.width": options.width, "train.epochs": options.epochs}
     precision = fastest_precision(options.device) if options.precision == "auto" else options.precision
-    overrides = [*options.overrides, f"train.precision={precision}"]
+    refuse_chosen(options.overrides, CHOSEN, "methods.py sets")
+    methods = list(dict.fromkeys(Contestant.of(text).method.name for text in options.methods.split(",")))
+    # So that what is said of options without effect is said of these.
+    mode = [f"train.mode={methods[0]}"] if len(methods) == 1 else ["train.mode=compare", f"train.methods={methods}"]
+    overrides = [*options.overrides, *mode, f"train.precision={precision}"]
     overrides += [f"{key}={value}" for key, value in given.items() if value is not None]
     wanted = Wanted(options.dataset, options.model, options.preset, options.data_root, tuple(overrides))
     experiment = limited(experiment_of(wanted), options.limit_train)
@@ -615,6 +633,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except PipealError as error:
         print(f"methods.py: {error}", file=sys.stderr)
         raise SystemExit(2) from error
+    except KeyboardInterrupt:
+        print("methods.py: interrupted; the same command goes on with the trainings that are missing", file=sys.stderr)
+        raise SystemExit(130) from None
 
 
 if __name__ == "__main__":

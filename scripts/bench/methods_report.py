@@ -20,7 +20,7 @@ from statistics import covariance, fmean, stdev, variance
 from textwrap import fill
 from typing import Any
 
-from methods_rows import Facts, Row, best_try, cost_key, joined, key_of, read_table, row_of, seeds_of, tries
+from methods_rows import Facts, Row, best_try, cost_key, joined, key_of, read_table, row_of, seeds_of, shown, tries
 
 from pipeal.core.errors import ConfigError, PipealError, unknown_name
 from pipeal.core.methods import BASELINE, METHODS
@@ -205,6 +205,8 @@ def show(found: Found, gain_over: str | None) -> None:
     for facts in {key_of(row.machine): row.machine for row in found.rows}.values():
         print("  ".join(f"{key} {value}" for key, value in facts.items()))
     print_table(found.title, *_columns(_results(found, gain_over)))
+    named = ("dataset", "model.name")
+    print(f"all with: {shown({key: one for key, one in found.of['config'].items() if key not in named})}")
     print(_ABOUT_RESULTS.format("nats per character" if found.is_loss else "points of accuracy", found.over))
     print_table("costs", *_columns(_costs(found)))
     print(_ABOUT_COSTS)
@@ -230,7 +232,7 @@ def _results(found: Found, gain_over: str | None) -> Iterator[dict[str, Cell]]:
             "method": _method(line.name),
             "parts": line.parts,
             "rate": None if rate is None else f"{rate:g}",
-            "options": " ".join(f"{key}={value}" for key, value in options.items()),
+            "options": shown(options),
             "tries": f"{len(line.tries)}{', edge' if _is_at_edge(line) else ''}",
             "epochs": _epochs(line, found),
             "seeds": _seeds(line),
@@ -412,18 +414,28 @@ def draw(tables: Sequence[Found], path: Path) -> None:
     figure = new_figure(width, 4.0 * down + 0.3 + 0.2 * lines, "Test figures over FLOPs of training")
     panels = figure.subplots(down, across, squeeze=False).flat
     dots: dict[str, Any] = {}
-    for (table, parts), panel in zip(wanted, panels, strict=False):
+    for (table, parts), title, panel in zip(wanted, _titles(wanted), panels, strict=False):
         for line in table.beside(parts):
             if (dot := _draw_line(panel, table, line, names.index(line.name))) is not None:
                 dots.setdefault(line.name, dot)
-        divided = "" if parts is None else f", {parts} parts"
-        title = f"{table.trained}{divided}, {table.of['epochs']} epochs"
         finish(panel, title, "TFLOPs of training", "loss, nats" if table.is_loss else "accuracy")
     for panel in panels:  # those that are left
         panel.set_visible(False)
     drawn = [name for name in names if name in dots]
     figure.legend([dots[name] for name in drawn], [legend[name] for name in drawn], loc="outside lower left", **LEGEND)
     save(figure, path)
+
+
+def _titles(panels: Sequence[tuple[Found, int | None]]) -> Iterator[str]:
+    """What each panel is of, with the options in which it differs from another that would be called the same."""
+    titles = [
+        f"{table.trained}{'' if parts is None else f', {parts} parts'}, {table.of['epochs']} epochs"
+        for table, parts in panels
+    ]
+    for title, (table, _) in zip(titles, panels, strict=True):
+        configs = [other.of["config"] for same, (other, _) in zip(titles, panels, strict=True) if same == title]
+        own = {key: one for key, one in table.of["config"].items() if any(one != of.get(key) for of in configs)}
+        yield ", ".join(filter(None, [title, shown(own)]))
 
 
 def _draw_line(panel: Any, table: Found, line: Line, number: int) -> Any:

@@ -125,6 +125,15 @@ class Row:
         return None if self.best is None else self.measured[self.best][1]
 
 
+def shown(options: Mapping[str, Any]) -> str:
+    """Options as they are given.
+
+    >>> shown({"model.dropout": 0.0, "methods.bp.same_start": True})
+    'model.dropout=0.0 methods.bp.same_start=true'
+    """
+    return " ".join(f"{key}={json.dumps(one) if isinstance(one, bool) else one}" for key, one in options.items())
+
+
 def key_of(*what: Any) -> str:
     """The same text for the same things, whatever the order of keys in mappings."""
     return json.dumps(what, sort_keys=True)
@@ -173,8 +182,12 @@ class Table:
         if lock is None:
             raise DataError(f"{path}: another process writes it; name another file with --json, and --merge it later")
         self._lock = lock
-        if path.is_file():
-            self.merge(path)
+        try:
+            if path.is_file():
+                self.merge(path)
+        except BaseException:
+            lock.release()
+            raise
 
     def __enter__(self) -> Table:
         return self
