@@ -195,7 +195,7 @@ def make_layers(
 def _projector(network: Network, part: Part, width: int, cells: int | None) -> tuple[nn.Module, nn.Module]:
     """It, and the classifier after it."""
     before, given = to_vectors(network, part, cells)
-    if not network.is_image(part.features):
+    if not network.is_image(part.seen):
         return nn.Sequential(*before), nn.Sequential(nn.Tanh(), network.linear(given, network.outputs))
     *maps, norm, relu = normed_maps(given, width)
     return nn.Sequential(*before, *maps), nn.Sequential(norm, relu, network.linear(width, network.outputs))

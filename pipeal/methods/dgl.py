@@ -59,10 +59,9 @@ def make_layers(network: Network, lr: LearningRates, optimizer: OptimizerFactory
 
 def _head(network: Network, part: Part) -> nn.Module:
     """That of a hidden part."""
-    features = part.features
-    if network.is_image(features):
-        channels = features.shape[1]
-        coarse = [-(-side // _COARSER) for side in features.shape[2:]]
+    if network.is_image(part.seen):
+        channels, *sides = part.seen.shape[1:]
+        coarse = [-(-side // _COARSER) for side in sides]
         cells = [min(_CELLS, side) for side in coarse]
         convolutions = [
             step
@@ -70,12 +69,12 @@ def _head(network: Network, part: Part) -> nn.Module:
             for step in (nn.Conv2d(channels, channels, 1, bias=False), BatchNorm(channels), nn.ReLU())
         ]
         width = channels * prod(cells)
-        pooled = [CellMeans(*coarse), *convolutions, CellMeans(*cells), nn.Flatten()]
+        pooled = [*part.picks, CellMeans(*coarse), *convolutions, CellMeans(*cells), nn.Flatten()]
         return nn.Sequential(*pooled, *normed_maps(width, width), network.linear(width, network.outputs))
     if network.per_place:  # the pool puts vectors of places last, however they lie in the features
         maps = normed_maps(part.width, part.width, nn.LayerNorm) + normed_maps(part.width, part.width, nn.LayerNorm)
         return nn.Sequential(part.pool, *maps, part.linear(part.width, network.outputs))
-    dim = (features if isinstance(features, Tensor) else features[0]).shape[-1]
+    dim = (part.features if isinstance(part.features, Tensor) else part.features[0]).shape[-1]
     each = AtEachPlace(nn.Sequential(*normed_maps(dim, dim, nn.LayerNorm)))
     maps = normed_maps(part.width, part.width, nn.LayerNorm)
     return nn.Sequential(each, part.pool, *maps, part.linear(part.width, network.outputs))

@@ -39,7 +39,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pipeal.core.errors import ConfigError, check_width
-from pipeal.core.tree import Tree, describe, shapes_of
+from pipeal.core.tree import Tree, describe, shapes_of, tensors
 from pipeal.methods.classified import Classified
 from pipeal.methods.greedy import Greedy, linear_layer
 from pipeal.methods.network import Network, Part
@@ -221,6 +221,9 @@ def _require_images(network: Network) -> None:
             kind, way = "is no model of images alone", "train it by another method, such as dgl"
             if network.per_place:
                 kind = "answers at each place"
+            elif not isinstance(features, Tensor) and network.is_image(tensors(features)[0]):
+                kind = "hands on more than an image where one of its parts ends"
+                way = f"cut it where one image crosses, or {way}"
             elif network.is_image(network.units[0].features):
                 kind = "has no images where one of its parts ends, as behind a pooling"
                 way = f"cut it into fewer parts, or {way}"

@@ -56,6 +56,8 @@ class Part:
         f: From what the part before gives to features.
         number: Its place, from 0.
         features: What ``f`` gives for one sample, on the meta device.
+        picks: What picks from features what a head looks at.
+        seen: What it looks at: of several values that ``f`` hands on, the first, and a mask.
         width: Of the vectors that ``pool`` gives.
         pool: From features to vectors that a linear map can answer from: ``(B, width)``, or one per place.
         ahead: The units of each part still to come, of which a head may take fresh copies.
@@ -66,6 +68,8 @@ class Part:
     f: nn.Module
     number: int
     features: Tree
+    picks: Sequence[nn.Module]
+    seen: Tree
     width: int
     pool: nn.Module
     ahead: Sequence[Sequence[Unit]]
@@ -82,6 +86,10 @@ def in_a_row(modules: Sequence[nn.Module]) -> nn.Module:
     return modules[0] if len(modules) == 1 else nn.Sequential(*modules)
 
 
+def _all_of_it(features: Tree) -> tuple[Sequence[nn.Module], Tree]:
+    return (), features
+
+
 @dataclass(frozen=True)
 class Network:
     """What a model gives to a method. Nothing is made, and no weight drawn, before a method asks for it.
@@ -90,6 +98,7 @@ class Network:
         units: In order.
         sizes: How many of them each part has.
         pool: Of features, what makes vectors of them, and their width.
+        pick: Of features, what picks from them what a head looks at, and that.
         sides: Makes the encoder side, around ``f``, and the label side of a part, for a method with label sides.
         whole: Makes the network from end to end, with a head that gives answers.
         outputs: The width of an answer: classes, or characters.
@@ -117,6 +126,7 @@ class Network:
     per_place: bool = False
     has_classes: bool = True
     reads: Tree = None
+    pick: Callable[[Tree], tuple[Sequence[nn.Module], Tree]] = _all_of_it
     join: Callable[[Sequence[nn.Module]], nn.Module] = in_a_row
     linear: Callable[[int, int], nn.Module] = nn.Linear
     is_given: bool = False
@@ -124,7 +134,8 @@ class Network:
     same_start: bool = False
 
     def is_image(self, features: Tree) -> bool:
-        """Whether such features are images, ``(B, C, H, W)``, that are answered as a whole."""
+        """Whether such features, or what a head sees of them, are images, ``(B, C, H, W)``, that are answered as a
+        whole."""
         return not self.per_place and isinstance(features, Tensor) and features.dim() == 4
 
     def parts(self, *, same_start: bool = False) -> Iterator[Part]:
@@ -146,7 +157,8 @@ class Network:
         for number, f in enumerate(list(made) if self.drawn_first else made):
             features = groups[number][-1].features
             pool, width = self.pool(features)
-            yield Part(f, number, features, width, pool, groups[number + 1 :], alike, self.linear)
+            ahead = groups[number + 1 :]
+            yield Part(f, number, features, *self.pick(features), width, pool, ahead, alike, self.linear)
 
 
 def _starting_alike(unit: Unit, seed: int, number: int) -> Unit:

@@ -49,13 +49,13 @@ def to_vectors(network: Network, part: Part, cells: int | None) -> tuple[list[nn
         part: Of which features.
         cells: The most that a side of an image is divided into, whose means are read; None for every pixel.
     """
-    if not network.is_image(part.features):
+    if not network.is_image(part.seen):
         pool, width = network.pool(part.features)
         return [pool], width
-    channels, *sides = part.features.shape[1:]
+    channels, *sides = part.seen.shape[1:]
     rows, columns = sides if cells is None else (min(side, cells) for side in sides)
     means = [] if cells is None else [CellMeans(rows, columns)]
-    return [*means, nn.Flatten()], channels * rows * columns
+    return [*part.picks, *means, nn.Flatten()], channels * rows * columns
 
 
 def in_groups(vectors: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -163,19 +163,21 @@ def make_layers(
 
 
 def _classifier(network: Network, part: Part, decoder: int) -> nn.Module:
-    if not network.is_image(part.features):
+    if not network.is_image(part.seen):
         return nn.Sequential(part.pool, FromZero(part.width, network.outputs))
-    channels, height, width = part.features.shape[1:]
+    channels, height, width = part.seen.shape[1:]
     rows, columns = cells(channels, height, width, decoder)
-    return nn.Sequential(CellMeans(rows, columns), nn.Flatten(), FromZero(channels * rows * columns, network.outputs))
+    means = [*part.picks, CellMeans(rows, columns), nn.Flatten()]
+    return nn.Sequential(*means, FromZero(channels * rows * columns, network.outputs))
 
 
 def _map(network: Network, part: Part, std: bool) -> nn.Module:
-    if not network.is_image(part.features):
+    if not network.is_image(part.seen):
         pool, width = network.pool(part.features)
         return nn.Sequential(pool, nn.Linear(width, width, bias=False))
-    channels = part.features.shape[1]
-    return nn.Sequential(nn.Conv2d(channels, channels, 3, padding=1, bias=False), Spread() if std else nn.Flatten())
+    channels = part.seen.shape[1]
+    convolution = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+    return nn.Sequential(*part.picks, convolution, Spread() if std else nn.Flatten())
 
 
 def cells(channels: int, height: int, width: int, most: int) -> tuple[int, int]:

@@ -180,7 +180,7 @@ def _projector(
     network: Network, part: Part, kind: Projector | None, hidden: int | None, width: int | None, cells: int | None
 ) -> nn.Module:
     before, given = to_vectors(network, part, cells)
-    image = network.is_image(part.features)
+    image = network.is_image(part.seen)
     kind = kind or ("mlp" if image else "identity")
     hidden = hidden or (512 if image else given)
     width = width or (1024 if image else given)

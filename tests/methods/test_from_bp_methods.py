@@ -410,6 +410,42 @@ def lookahead(monkeypatch: pytest.MonkeyPatch) -> str:
     return method.name
 
 
+class Skips(nn.Module):
+    """A network of images, of which one goes round its blocks."""
+
+    def __init__(self, long: bool) -> None:
+        super().__init__()
+        self.stem, self.down = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 12, 2, 2)
+        self.blocks = nn.ModuleList(nn.Conv2d(12, 12, 3, padding=1) for _ in range(2))
+        self.long = nn.Conv2d(8, 12, 2, 2) if long else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.stem(x).relu()
+        x = self.down(first)
+        for block in self.blocks:
+            x = block(x).relu()
+        return x if self.long is None else x + self.long(first)
+
+
+def of_heads(method: str, long: bool) -> list[list[torch.Size]]:
+    sample = torch.randn(4, 3, 16, 16)
+    package = ALPackage.from_bp(Skips(long), sample, CLASSES, split=["blocks.0", "blocks.1"], method=method)
+    with Pipeline(package, "cpu", "sequential", threads=1) as pipe:
+        pipe.run([(sample, torch.arange(4))] * 2)
+    return [[w.shape for name, w in layer.named_parameters() if not name.startswith("f.")] for layer in package]
+
+
+@pytest.mark.parametrize("method", ["greedy", "dgl", "predsim", "scpl", "deinforeg"])
+def test_heads_of_images_are_so_where_several_values_cross(method: str) -> None:
+    """Symptom: DeInfoReg of a network with a long skip had no projectors, and nothing said so."""
+    assert of_heads(method, long=True) == of_heads(method, long=False)
+
+
+def test_what_rebuilds_an_image_is_told_where_several_values_cross() -> None:
+    with pytest.raises(ConfigError, match="hands on more than an image where one of its parts ends"):
+        of_heads("infopro", long=True)
+
+
 @NAMES
 def test_heads_take_fresh_copies_of_the_pieces_still_to_come(name: str, lookahead: str) -> None:
     package = built(name, lookahead, lr=1e-3)

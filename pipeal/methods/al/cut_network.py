@@ -79,6 +79,7 @@ def as_network(
         per_place=places is not None,
         has_classes=how.task in ("classification", "per-place"),
         reads=map_tensors(_one_sample, sample),
+        pick=pools.pick,
         is_given=True,
     )
 
@@ -109,6 +110,11 @@ class _Pools:
         # Of what a method makes by itself.
         pool = None if isinstance(self._how.pool, Mapping) else self._how.pool
         return self._vectors(replace(self._own[0][1], view=None, out=features, pool=pool))
+
+    def pick(self, features: Tree) -> tuple[Sequence[nn.Module], Tree]:
+        """As :attr:`pipeal.methods.network.Network.pick`, of the pieces."""
+        piece = next(piece for one, piece in self._own if one is features)
+        return (() if piece.view is None else (piece.view,)), map_tensors(_one_sample, piece.out)
 
     def _vectors(self, piece: Forward) -> tuple[nn.Module, int]:
         pool = deepcopy(piece.pool) if isinstance(piece.pool, nn.Module) else piece.pool
