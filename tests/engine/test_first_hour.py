@@ -348,6 +348,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], Any, Any, str]] = {
     "a label too many": (package, X, Y + 1, r"class numbers go from 0 .*look at y.min\(\)"),
     "a label too many, BP": (lambda: ALPackage.from_bp(Row(), X, 3, method="bp"), X, Y + 1, "class numbers go from 0"),
     "a label below 0": (package, X, Y - 1, "class numbers go from 0"),
+    "a label of -100, BP": (lambda: ALPackage.from_bp(Row(), X, 3, method="bp"), X, Y - 100, "class numbers go from 0"),
     "a word too many": (
         lambda: ALPackage.from_bp(Both(), (IDS, IDS > 0), 3, split=2),
         (IDS * 9, IDS > 0),

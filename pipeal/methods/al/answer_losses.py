@@ -13,6 +13,9 @@ from pipeal.methods.al.codes import number_targets
 from pipeal.methods.al.layers import class_targets
 from pipeal.methods.al.place_codes import TokenCrossEntropy, without
 
+_NO_LABEL = -(2**62)
+"""No label is this."""
+
 
 class ClassLoss(nn.Module):
     """Cross entropy of one class for each input.
@@ -32,7 +35,8 @@ class ClassLoss(nn.Module):
             DataError: ``y`` is of another shape or type.
         """
         y = class_targets(y, self.classes)
-        return F.cross_entropy(answer, y.to(answer.dtype) if y.is_floating_point() else y)
+        # An input has a class: -100, which PyTorch passes over, is as wrong as any other number below 0.
+        return F.cross_entropy(answer, y.to(answer.dtype) if y.is_floating_point() else y, ignore_index=_NO_LABEL)
 
 
 class NumbersLoss(nn.Module):
