@@ -68,6 +68,11 @@ class Outcome:
         return self.form.config
 
     @property
+    def last_seed(self) -> int:
+        """That of the last turn, whose weights are left in the end."""
+        return seed_of(self.config, self.config.train.repeat)
+
+    @property
     def rows(self) -> list[EpochRow]:
         """One per epoch and turn."""
         return self.position.rows
@@ -200,7 +205,8 @@ def show(outcomes: Sequence[Outcome], folder: Path) -> None:
     for outcome in outcomes:
         _tell_losses(outcome)
         if outcome.exits is not None:
-            print_exits(outcome.exits, f"{outcome.form.label} exits on {outcome.exits.samples:,} test samples")
+            where = f"after epoch {config.train.epochs} of seed {outcome.last_seed}"
+            print_exits(outcome.exits, f"{outcome.form.label} exits {where}, on {outcome.exits.samples:,} test samples")
             _show_picture("exits", EXITS_PICTURE.at(outcome.folder))
     print(f"files:    {folder}")
     _show_picture("curves", CURVES.at(folder))

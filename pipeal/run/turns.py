@@ -262,7 +262,8 @@ class Turns:
         held_out = experiment.held_out()
         if held_out is None or not METHODS[config.train.mode].has_exits or experiment.criterion is not None:
             return None
-        _log.info("calibrating the early exit on held-out samples")
+        form = METHODS[config.train.mode]
+        _log.info(f"calibrating the early exit of {form.label} on held-out samples")
         layers = self._layers(here=None) if isinstance(pipe, DistributedPipeline) else None
         inputs = BySize[Tree]()
         for batch in first_batches(experiment, config.train.seed):  # as padded as in the run's other costs
@@ -275,8 +276,11 @@ class Turns:
             return None
         table = exit_table(pipe, Unless(stop, experiment.test_evaluation()), calibration)
         kept, drawn = EXITS.at(self.outcome.folder), EXITS_PICTURE.at(self.outcome.folder)
-        title = f"{config.dataset} {config.model.name}: exits"
-        self.run.attempts.make(kept, lambda: write_json(kept, table.summary()))
+        facts = {"seed": self.outcome.last_seed, "epoch": config.train.epochs}
+        title = (
+            f"{config.dataset} {config.model.name}: {form.label} exits, seed {facts['seed']}, epoch {facts['epoch']}"
+        )
+        self.run.attempts.make(kept, lambda: write_json(kept, facts | table.summary()))
         self.run.attempts.make(drawn, lambda: draw_exits(table, drawn, title=title))
         return table
 

@@ -320,7 +320,9 @@ def test_exits_are_those_of_the_last_turn(tmp_path: Path, capsys: pytest.Capture
     left, files = news(capsys, tmp_path, "--mode=al", "--epochs=2", "-r", "2", "--set=train.lr.base=1e-2", "--seed=1")
     x, y = read_news(files / "test.csv", Vocab.load(left.folder / "vocab.json"))
     by_exit = [share_right(left.model, x, y, depth) for depth in range(1, len(left.model) + 1)]
-    assert [row["accuracy"] for row in left.json("exits.json")["rows"][:-1]] == pytest.approx(by_exit)
+    exits = left.json("exits.json")
+    assert [row["accuracy"] for row in exits["rows"][:-1]] == pytest.approx(by_exit)
+    assert (exits["seed"], exits["epoch"]) == (2, 2)
     first, last = (row["test_acc"] for row in left.rows if row["epoch"] == 2)
     assert by_exit[-1] == pytest.approx(last) != pytest.approx(first), "else the turns could not be told apart"
 
