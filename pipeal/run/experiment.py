@@ -62,6 +62,8 @@ def run_experiment(experiment: Experiment, resume: str = "auto", site: Site = ON
         forms = asked_forms(experiment, alternates=site.alternates)
         if found is not None:
             _check_taken_up(experiment, forms, found)
+        else:
+            _check_forms(experiment, forms)
         forms = _of_this_length(experiment, forms, found)
         # What was tried to make the choices: the run keeps it.
         with logged_to(BufferingHandler(capacity=1_000_000)) as heard:
@@ -124,6 +126,17 @@ def _check_taken_up(experiment: Experiment, forms: Sequence[Form], found: RunFol
                 f"{path.parent} is left as it stands: a form over several devices goes on where these are named, in "
                 "one process and without engine.compile"
             )
+
+
+def _check_forms(experiment: Experiment, forms: Sequence[Form]) -> None:
+    """Makes the layers of all forms but the first, without weights: before minutes go into choices for that one.
+
+    Raises:
+        ConfigError: A method cannot train the model.
+    """
+    for form in forms[1:]:
+        for _ in experiment.layers(form.mode, experiment.config.train.seed, here=()):
+            pass
 
 
 def _of_this_length(experiment: Experiment, forms: list[Form], found: RunFolder | None) -> list[Form]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from pipeal.cli.text import command
 from pipeal.config import TextConfig, load_config
 from pipeal.core.errors import ConfigError
 from pipeal.core.options import EngineOptions
@@ -19,6 +20,7 @@ from pipeal.run.build_text import text_experiment
 from pipeal.run.choices import choose
 from pipeal.run.opening import engine_options
 from pipeal.run.remembered import PlacementCache
+from tests.cli.running import run_command
 
 TRIED = [(1, "2"), (1, "1"), (2, "1"), (3, "1"), (4, "1")]
 """Stages, and threads of each."""
@@ -110,3 +112,15 @@ def test_sizes_of_a_form_that_is_one_layer_are_refused(tmp_path: Path) -> None:
             else nullcontext()
         ):
             assert choose(experiment, "bp").engine.sizes == (1,)
+
+
+def test_a_method_that_cannot_train_the_model_is_told_before_any_choice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Symptom: a comparison timed placements of its first method for minutes before it refused its second."""
+    monkeypatch.setattr("pipeal.run.choices.place", None)
+    methods = ["--mode=compare", "--methods=al,infopro"]
+    code, _, err = run_command(command, capsys, "toynews", "transformer", *methods, f"--out={tmp_path}")
+    assert code == 2
+    assert "InfoPro rebuilds the input image" in err
+    assert not any(tmp_path.iterdir())
