@@ -42,9 +42,10 @@ def command(folder: str) -> None:
     columns = ["run", "status", "data set", "model", "form", "epochs"]
     columns += ["test at best held-out", "last test", "when", "MiB"]
     print_table(f"{len(found)} run{'s' * (len(found) != 1)} in {folder}", columns, [_row(run) for run in found])
-    for run in found:
-        if run.status.message and run.status.state in ("failed", "interrupted", "died"):
-            click.echo(f"{run.name}: {' '.join(run.status.message.split())}")
+    told = [run for run in found if run.status.message and run.status.state in ("failed", "interrupted", "died")]
+    # The forms of a comparison have one status.
+    for name, message in dict.fromkeys((run.name.partition("/")[0], run.status.message) for run in told):
+        click.echo(f"{name}: {' '.join(message.split())}")
 
 
 def _told(run: Run, found: MeanSd | None) -> str | None:

@@ -75,6 +75,17 @@ def test_why_a_run_failed_is_said_below(tmp_path: Path, capsys: pytest.CaptureFi
     assert out.splitlines()[-1] == "run: DataError: line 3 is broken"
 
 
+def test_why_a_comparison_ended_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Symptom: forms that had not begun were told to be interrupted after batch 42, as that which had."""
+    for name in ("al", "bp"):
+        make_run(tmp_path / "run" / name, mode=name)
+    tell(tmp_path / "run", "interrupted", "interrupted after batch 42 of epoch 1, and saved")
+    _, out, _ = run_command(runs.command, capsys, str(tmp_path))
+    assert [line for line in out.splitlines() if "batch 42" in line] == [
+        "run: interrupted after batch 42 of epoch 1, and saved"
+    ]
+
+
 def test_a_folder_without_runs_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(runs.command, capsys, str(tmp_path)) == (0, f"no runs in {tmp_path}\n", "")
 
