@@ -32,12 +32,12 @@ def require_classes(network: Network, label: str) -> None:
     """Refuses a task by whose targets samples cannot be told apart.
 
     Raises:
-        ConfigError: Targets are numbers; the method is called ``label``.
+        ConfigError: They are numbers, or several classes; the method is called ``label``.
     """
     if not network.has_classes:
         raise ConfigError(
-            f"{label} compares samples by their classes, but the targets of this task are numbers; train it by another "
-            "method, such as dgl"
+            f"{label} compares samples by their classes, but a target of this task is no single class; train it by "
+            "another method, such as dgl"
         )
 
 

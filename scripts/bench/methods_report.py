@@ -84,7 +84,7 @@ def report(
     names = list(dict.fromkeys(line.name for table in tables for line in table.lines))
     if gain_over is not None and gain_over not in names:
         raise ConfigError(unknown_name("contestant", gain_over, names))
-    if over not in (forms := [BASELINE.name, *(name for name in names if _method(name) == BASELINE.name)]):
+    if over not in (forms := {BASELINE.name, *(name for name in names if _method(name) == BASELINE.name)}):
         raise ConfigError(unknown_name("form of BP", over, forms))
     for table in tables:
         show(table, gain_over)

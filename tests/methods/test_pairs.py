@@ -115,7 +115,7 @@ def test_targets_that_are_no_classes_are_refused_in_one_line(method: str) -> Non
     pieces, x, label = [nn.Linear(6, 8), nn.Linear(8, 8)], torch.randn(4, 6), TOLD[method].label
     for task in ("regression", "multilabel"):
         with pytest.raises(
-            ConfigError, match=f"^{label} compares samples by their classes, but the targets .* numbers"
+            ConfigError, match=f"^{label} compares samples by their classes, but a target .* no single class"
         ):
             ALPackage.from_bp(pieces, x, 3, task=task, method=method)  # type: ignore[arg-type]
     package = ALPackage.from_bp(pieces, x, 3, method=method)
