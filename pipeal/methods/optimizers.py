@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from inspect import Parameter, signature
+from math import inf
+from numbers import Real
 from typing import Any, TypeAlias
 
 import torch
@@ -30,8 +32,11 @@ def open_optimizer(factory: OptimizerFactory | None, module: nn.Module, lr: floa
     """An optimizer of a module's parameters (:data:`adam` if None) that remembers its base learning rate.
 
     Raises:
-        ConfigError: ``factory`` makes no optimizer, or one that wants to compute losses by itself.
+        ConfigError: ``factory`` makes no optimizer, or one that wants to compute losses by itself; or ``lr`` is no
+            number of 0 or more.
     """
+    if not isinstance(lr, Real) or not 0 <= lr < inf:
+        raise ConfigError(f"lr is {lr!r}; expected a number, at least 0")
     if factory is not None and (not callable(factory) or (isinstance(factory, type) and not _makes(factory))):
         found = repr(factory)
         if isinstance(factory, torch.optim.Optimizer):
@@ -43,7 +48,7 @@ def open_optimizer(factory: OptimizerFactory | None, module: nn.Module, lr: floa
     # As a group, because a module without parameters (an identity) is fine but an empty list is refused.
     groups: list[dict[str, Any]] = [{"params": list(module.parameters())}]
     is_complex = any(parameter.is_complex() for parameter in module.parameters())  # which the fused form does not take
-    optimizer = (factory or (torch.optim.Adam if is_complex else adam))(groups, lr=lr)
+    optimizer = (factory or (torch.optim.Adam if is_complex else adam))(groups, lr=float(lr))
     if lacking := [name for name in _OF_ALL if not hasattr(optimizer, name)]:
         raise ConfigError(
             f"optimizer {type(optimizer).__name__} has no {', '.join(lacking)}; expected what a torch.optim.Optimizer "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -386,6 +387,21 @@ def test_what_is_for_another_method_is_refused_in_one_line(options: dict[str, An
         ALPackage.from_bp(net, torch.randn(4, 6), 3, **{"method": "greedy", **options})
     assert told in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def by_hand(network: Network, lr: Any, optimizer: Any) -> Iterator[Greedy]:
+    """A method that leaves its rate to the optimizer."""
+    for part in network.parts():
+        yield Greedy(part.f, part.linear_head(network.outputs), lr=lr)
+
+
+@pytest.mark.parametrize("method", [*METHODS, by_hand])
+@pytest.mark.parametrize("lr", [(1e-3, 1e-4), "0.1", None, -1, float("nan"), float("inf")])
+def test_a_learning_rate_that_is_none_is_refused_by_every_method(lr: Any, method: Any) -> None:
+    """Symptom: only AL said so; of other methods a pair was a TypeError of PyTorch's, and -1 a ValueError."""
+    net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1))
+    with pytest.raises(ConfigError, match=re.escape(f"lr is {lr!r}; expected a number, at least 0")):
+        ALPackage.from_bp(net, torch.randn(4, 3, 6, 6), CLASSES, split=["2"], method=method, lr=lr)
 
 
 def looking_ahead(network: Network, lr: Any, optimizer: Any, *, width: float = 1.0, first: int = 0) -> Iterator[Greedy]:

@@ -15,8 +15,6 @@ Target Propagation" (Neural Computation 33, 2021), and Wu et al., "Associated Le
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from math import inf
-from numbers import Real
 from typing import Any
 
 import torch
@@ -253,11 +251,8 @@ def _is_of_torch(side: nn.Module) -> bool:
     return type(side).__module__.startswith("torch.nn.modules.")
 
 
-def _by_side(lr: LearningRates) -> dict[str, float]:
+def _by_side(lr: LearningRates) -> Mapping[str, float]:
     rates = lr if isinstance(lr, Mapping) else dict.fromkeys(SIDES, lr)
     if set(rates) != set(SIDES):
         raise ConfigError(f"lr has the keys {sorted(rates)}; expected a number, or a mapping with 'enc' and 'ae'")
-    for rate in rates.values():
-        if not isinstance(rate, Real) or not 0 <= rate < inf:
-            raise ConfigError(f"lr is {rate!r}; expected a number, at least 0")
-    return {side: float(rates[side]) for side in SIDES}
+    return rates
