@@ -71,6 +71,9 @@ def test_padding_changes_no_answer_under_a_mask_that_is_true_on_padding(network:
 @pytest.mark.parametrize(
     ("network", "wrong", "told"),
     [
+        (Texts, {"ids": IDS}, "is a dict of ids; expected .* a tuple"),
+        (ByName, (IDS, IDS), "is a tuple, .* expected .* a dict of ids, key_padding_mask"),
+        (ByName, {"ids": IDS}, "is a dict of ids; expected .* a dict of ids, key_padding_mask"),
         (Texts, IDS, r"is a Tensor, \(4, 6\) int64; expected what the sample of from_bp was, a tuple, \(4, 6\) int64"),
         (ByName, IDS, "is a Tensor, .* expected .* a dict of ids, key_padding_mask"),
         (nn.Sequential, (IDS, IDS), "is a tuple, .* expected .* a Tensor"),
@@ -91,6 +94,44 @@ def test_a_batch_that_lacks_what_the_sample_had_is_told(network: type[nn.Module]
         with pytest.raises(DataError, match=told):
             pipe.submit(wrong, targets)
         pipe.run([(sample, targets)])
+
+
+class Shifted(nn.Module):
+    """Its first argument is called as that of the plain module is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor, by: Tensor) -> Tensor:
+        return self.second(self.first(x + by).relu())
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+@pytest.mark.parametrize("method", ["al", "greedy", "bp"])
+def test_a_plain_module_takes_the_arguments_that_the_network_took(by_name: bool, method: str) -> None:
+    """Symptom: TypeError of ``to_bp()(ids, mask)``. Cause: it took the input of a batch alone, one tuple or dict."""
+    x, by = torch.randn(4, 6), torch.randn(4, 6)
+    sample: Any = {"x": x, "by": by} if by_name else (x, by)
+    package = ALPackage.from_bp(Shifted(), sample, 3, split=["second"], method=method).eval()
+    plain, wanted = package.to_bp(), package.infer(sample)
+    apart: tuple[Any, Any] = ((), sample) if by_name else (sample, {})
+    for args, named in (((sample,), {}), apart):
+        torch.testing.assert_close(plain(*args, **named), wanted)
+        exported = torch.export.export(plain, args, named).module()
+        torch.testing.assert_close(exported(*args, **named), wanted)
+    with pytest.raises(
+        DataError, match="2 arguments are given by place, and by by name; expected all as in the sample"
+    ):
+        plain(x, by, by=by)
+    with pytest.raises(DataError, match=r"is a dict of x, of; expected what the sample of from_bp was, a (dict|tuple)"):
+        plain(x=x, of=by)
+    with pytest.raises(DataError, match=r"is a (dict of x, by|tuple, .*); expected what the sample of from_bp was, a "):
+        plain(x, by) if by_name else plain(x=x, by=by)
+    one = ALPackage.from_bp(nn.Sequential(nn.Linear(6, 3)), x, 3, method=method).eval()
+    torch.testing.assert_close(one.to_bp()(x=x), one.infer(x))
+    with pytest.raises(DataError, match=r"is a tuple, .* expected .* a Tensor"):
+        one.to_bp()(x, by)
 
 
 class Either(Texts):

@@ -25,7 +25,7 @@ from pipeal.methods.al.layers import AL
 from pipeal.methods.al.sides import Conversion, OwnBlocks, PerPlace, Pools
 from pipeal.methods.al.source import Model, network_mode
 from pipeal.methods.al.summary import LayerShapes, Summary, find_shapes, summarize
-from pipeal.methods.cutting.calling import Arguments
+from pipeal.methods.cutting.calling import Arguments, gathered
 from pipeal.methods.optimizers import LearningRates, OptimizerFactory
 
 
@@ -229,7 +229,7 @@ class ALPackage(nn.Module):
         """Asks that the input of a batch is like the sample that a network was converted with; a pipeline asks of each.
 
         Raises:
-            DataError: It is a tensor where the sample is several, or the other way round.
+            DataError: It is a tensor, a tuple or a dict where the sample is another of them, or lacks names of it.
         """
         if self._arguments is not None:
             self._arguments.require(x)
@@ -330,13 +330,14 @@ class ALPackage(nn.Module):
 
         Returns:
             A copy, in evaluation mode, that gives what :meth:`infer` gives in evaluation mode, but for rounding: linear
-            maps that follow each other at its end are one (:mod:`pipeal.methods.al.folding`).
+            maps that follow each other at its end are one (:mod:`pipeal.methods.al.folding`). Several arguments are
+            given as in the sample of :meth:`from_bp`, by place or by name, or together as its tuple or dict.
 
         Raises:
             PlacementError: There is no such exit.
             ConfigError: A layer has an inference of its own, which no chain of blocks stands for.
         """
-        return InferencePath(list(self)[: self._depth(exit_at)], device)
+        return InferencePath(list(self)[: self._depth(exit_at)], device, self._arguments)
 
     def summary(self, sample: Tree | None = None) -> Summary:
         """Shapes, parameters and devices by layer; ``print(package.summary())`` shows a table.
@@ -389,13 +390,20 @@ class InferencePath(nn.Module):
     Args:
         layers: The layers to climb; the bridge of the last is taken.
         device: Where to; None for where the first layer is.
+        arguments: What the input is to be like; None where nothing is known of it.
 
     Raises:
         ConfigError: A layer's inference does more than to go through its blocks.
     """
 
-    def __init__(self, layers: Sequence[nn.Module], device: torch.device | str | None = None) -> None:
+    def __init__(
+        self,
+        layers: Sequence[nn.Module],
+        device: torch.device | str | None = None,
+        arguments: Arguments | None = None,
+    ) -> None:
         super().__init__()
+        self.arguments = arguments
         ways = [_blocks(number, layer) for number, layer in enumerate(layers)]
         self.f = nn.ModuleList(deepcopy(way[UP]) for way in ways)
         self.b = deepcopy(ways[-1].get(TURN, nn.Identity()))
@@ -405,8 +413,16 @@ class InferencePath(nn.Module):
             self.b, self.h = nn.Sequential(*end[:-1]), nn.ModuleList(end[-1:])
         self.eval()
 
-    def forward(self, x: Tree) -> Tree:
-        """The input of the first layer to what its ``h`` gives: for classification, ``(B, classes)`` logits."""
+    def forward(self, x: Tree = None, *more: Tree, **named: Tree) -> Tree:
+        """The input of the first layer to what its ``h`` gives: for classification, ``(B, classes)`` logits.
+
+        Raises:
+            DataError: There are several arguments, which are not like those of the sample of ``from_bp``.
+        """
+        if more or named:
+            x = gathered(x, more, named)
+            if self.arguments is not None:
+                self.arguments.require(x)
         for block in (*self.f, self.b, *self.h):
             x = block(x)
         return x

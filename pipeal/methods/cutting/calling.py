@@ -250,7 +250,7 @@ def what_is_given(sample: Tree) -> str:
 
 
 class Arguments:
-    """Whether the inputs of batches are one tensor or several, as of a sample.
+    """Whether the inputs of batches are one tensor or several, by place or by name, as of a sample.
 
     Args:
         sample: A tensor; a tuple or a dict of several. Which of these a model needs, it alone knows.
@@ -258,19 +258,45 @@ class Arguments:
 
     def __init__(self, sample: Tree) -> None:
         self._words = what_is_given(sample)
-        self._is_one = isinstance(sample, Tensor)
+        self._kind = _kind_of(sample)
+        self._names = tuple(sample) if isinstance(sample, Mapping) else ()
 
     def require(self, x: Tree) -> None:
         """Asks that an input is like the sample.
 
         Raises:
-            DataError: It is one tensor where the sample is several, or several where that is one.
+            DataError: One is a tensor, a dict or something else where the other is not, or a dict lacks names.
         """
-        if isinstance(x, Tensor) != self._is_one:
+        if _kind_of(x) != self._kind or any(name not in x for name in self._names):
             raise DataError(
                 f"the input is {what_is_given(x)}; expected what the sample of from_bp was, {self._words}, with any "
                 "number of rows"
             )
+
+
+def gathered(x: Tree, more: Sequence[Tree], named: Mapping[str, Tree]) -> Tree:
+    """The arguments of a call as the input of a batch: one as it is, several as a tuple, or by their names as a dict.
+
+    Args:
+        x: The first, or one called ``x``; None where there is none.
+        more: Others by place.
+        named: Others by name.
+
+    Raises:
+        DataError: Some are by place, and some by name.
+    """
+    if more and named:
+        raise DataError(
+            f"{1 + len(more)} arguments are given by place, and {', '.join(named)} by name; expected all as in the "
+            "sample of from_bp"
+        )
+    if named:
+        return {**named} if x is None else {"x": x, **named}
+    return (x, *more) if more else x
+
+
+def _kind_of(x: Tree) -> tuple[bool, bool]:
+    return isinstance(x, Tensor), isinstance(x, Mapping)
 
 
 def why_not(whole: Called) -> str:
