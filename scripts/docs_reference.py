@@ -70,18 +70,18 @@ def keys(schema: type, values: Any = None, path: str = "") -> Iterator[Key]:
         KeyError: No docstring has an entry for a key.
     """
     values = schema() if values is None else values
-    kinds, explained = get_type_hints(schema, include_extras=True), _explained(schema)
+    kinds, entries = get_type_hints(schema, include_extras=True), explained(schema)
     for field in sorted(fields(schema), key=lambda field: is_dataclass(kinds[field.name])):
         kind, value, name = kinds[field.name], getattr(values, field.name), f"{path}{field.name}"
         if is_dataclass(kind):
             yield from keys(kind, value, f"{name}.")  # type: ignore[arg-type]
         else:
-            owner, text = explained[field.name]
+            owner, text = entries[field.name]
             does = linked(re.sub(r"\bNone\b", "null", text), _path(owner))  # what YAML calls it
             yield Key(name, wanted(kind), _yaml(value), does, owner)
 
 
-def _explained(schema: type) -> dict[str, tuple[type, str]]:
+def explained(schema: type) -> dict[str, tuple[type, str]]:
     """Of each attribute that its docstring, or that of a base, explains: the class, and the entry in one line."""
     found: dict[str, tuple[type, str]] = {}
     for owner in reversed(schema.__mro__):

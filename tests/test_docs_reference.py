@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from importlib import import_module
 from types import FunctionType
 
@@ -11,12 +12,24 @@ import pytest
 from docs_check import Page
 from docs_content import on_page_content
 from docs_markup import DOCS, linked, markdown, names_of, public_modules, public_names
-from docs_reference import KINDS, all_commands, anchors, api, commands, configuration, on_page_markdown, parts, plain
+from docs_reference import (
+    KINDS,
+    all_commands,
+    anchors,
+    api,
+    commands,
+    configuration,
+    explained,
+    on_page_markdown,
+    parts,
+    plain,
+)
 
 import pipeal
 import pipeal.data
 from pipeal.cli.main import command
 from pipeal.config import all_values
+from pipeal.config.methods import MethodsConfig
 from tests.test_docs import NAMES
 
 PAGES = {page.stem: on_page_markdown(page.read_text(encoding="utf-8")) for page in DOCS.glob("*.md")}
@@ -49,6 +62,19 @@ def test_a_key_without_an_entry_in_a_docstring_ends_the_build(monkeypatch: pytes
     monkeypatch.setattr(schema.__mro__[1], "__doc__", "One run.")
     with pytest.raises(KeyError, match="dataset"):
         configuration()
+
+
+def test_the_options_of_methods_are_listed_for_python() -> None:
+    """Symptom: ``method_options`` takes them, and no page that a reader of the repository has said which there are."""
+    rows = [
+        f"| `{section.name}` | `{one.name}` | `{getattr(own, one.name)!r}` | {explained(type(own))[one.name][1]} |"
+        for section in fields(MethodsConfig)
+        for own in [getattr(MethodsConfig(), section.name)]
+        for one in fields(own)
+    ]
+    wanted = "\n".join(rows).replace("``", "`")
+    section = PAGES["python"].partition("## Options of methods\n")[2].partition("\n## ")[0]
+    assert "\n".join(re.findall(r"^\| `.*", section, flags=re.MULTILINE)) == wanted, f"expected\n{wanted}"
 
 
 def test_every_command_and_option_is_there() -> None:

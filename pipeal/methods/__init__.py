@@ -19,7 +19,7 @@ from inspect import Parameter, signature
 from typing import Any
 
 from pipeal.core.errors import ConfigError, name_of, unknown_name
-from pipeal.core.methods import Maker, Method, method_of
+from pipeal.core.methods import METHODS, Maker, Method, method_of
 from pipeal.core.protocols import TrainableLayer
 from pipeal.methods.layer import LocalLayer
 from pipeal.methods.network import Network, Part, Unit
@@ -50,34 +50,42 @@ def make_layers(
     """
     # By name: a method is one line in pipeal.core.methods, and none is imported before it is asked for.
     known_as = method_of(method)
-    make = _maker_in(f"{__name__}.{known_as.module}", method) if isinstance(method, str) else method
+    make = _maker_of(known_as) if isinstance(method, str) else method
     name = known_as.name
-    parameters = [*signature(make).parameters.values()]
-    known = [
-        one.name for one in parameters[3:] if one.kind in (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
-    ]
-    takes_any = any(one.kind is Parameter.VAR_KEYWORD for one in parameters)
+    known = _options_of(make)
+    takes_any = any(one.kind is Parameter.VAR_KEYWORD for one in signature(make).parameters.values())
     for option in options:
         if option not in known and not takes_any:
-            raise ConfigError(
-                unknown_name(f"option of {name}", option, known) if known else f"{name} has no option {option!r}"
-            )
+            raise ConfigError(unknown_name(f"option of {name}", option, known) if known else _no_option(name, option))
     made = make(network, lr, optimizer, **options)
     if not isinstance(made, Iterable):
         raise ConfigError(f"the method {name} returned {name_of(made)}; expected a layer for each of network.parts()")
     return _told_losses(known_as, made)
 
 
-def _maker_in(name: str, method: str) -> Callable[..., Iterable[TrainableLayer]]:
+def _options_of(make: Maker) -> list[str]:
+    """The names of a method's own options: the arguments after the network, the rate and the optimizer."""
+    own = [*signature(make).parameters.values()][3:]
+    return [one.name for one in own if one.kind in (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)]
+
+
+def _no_option(name: str, option: str) -> str:
+    """What to say of an option of a method without any; also which methods have it."""
+    others = [repr(other.name) for other in METHODS.values() if option in _options_of(_maker_of(other))]
+    return f"{name} has no option {option!r}" + (f"; method={' or '.join(others)} has" if others else "")
+
+
+def _maker_of(method: Method) -> Callable[..., Iterable[TrainableLayer]]:
     """The function of a method's module that makes layers."""
+    name = f"{__name__}.{method.module}"
     try:
         module = import_module(name)
     except ModuleNotFoundError as error:
         if not f"{name}.".startswith(f"{error.name}."):  # one that it imports
             raise
-        raise ConfigError(f"the method {method} has no module {name}; expected one with make_layers()") from error
+        raise ConfigError(f"the method {method.name} has no module {name}; expected one with make_layers()") from error
     if not callable(make := getattr(module, "make_layers", None)):
-        raise ConfigError(f"{name}: found no make_layers(), which makes the layers of the method {method}")
+        raise ConfigError(f"{name}: found no make_layers(), which makes the layers of the method {method.name}")
     return make
 
 

@@ -377,7 +377,9 @@ def test_a_pool_of_the_users_stands_before_a_head() -> None:
         ({"bridges": "flat"}, "bridges is 'flat', which does nothing with"),
         ({"blocks": {0: {"b": nn.Sequential(nn.ReLU(), nn.ReLU())}}}, "blocks is given, which does nothing with"),
         ({"lr": {"enc": 1e-3, "ae": 1e-3}}, "the greedy form has no sides: give one learning rate"),
-        ({"method_options": {"depth": 2}}, "greedy has no option 'depth'"),
+        ({"method_options": {"dept": 2}}, "greedy has no option 'dept'"),
+        ({"method": "al", "method_options": {"depth": 2}}, "al has no option 'depth'; method='auglocal' has"),
+        ({"method_options": {"same_start": True}}, "greedy has no option 'same_start'; method='bp' or 'auglocal' has"),
         ({"method": "greed"}, "unknown method 'greed'; did you mean 'greedy'?"),
     ],
 )
