@@ -10,6 +10,9 @@ import pytest
 from pipeal import ConfigError
 from pipeal.core.methods import METHODS
 
+PIPEALS = ("al", "bp", "greedy", "dgl", "auglocal", "predsim", "infopro", "scpl", "deinforeg")
+"""The methods that come with pipeal: a reader of the documentation may have added another."""
+
 
 @contextmanager
 def skipped_where_refused(method: str) -> Iterator[None]:

@@ -24,7 +24,7 @@ from pipeal.core.tree import Tree
 from pipeal.methods.greedy import Greedy
 from pipeal.methods.network import Network
 from tests.integration.law import left_behind
-from tests.methods.refusing import skipped_where_refused
+from tests.methods.refusing import PIPEALS, skipped_where_refused
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -141,8 +141,8 @@ def answer_losses(package: ALPackage, x: Tree, y: Tensor) -> list[float]:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", CASES)
 def test_every_method_trains_every_users_network(name: str, method: str) -> None:
-    """Its losses fall, taken together, and an exit answers better. Not each need do so in 20 batches: a probe of
-    detached features lags behind those of the last layer of a ResNet."""
+    """Its losses fall, taken together, and the network answers better; of a method that is not pipeal's some exit: a
+    probe of detached features, as that of the documentation, lags behind those of the last layer of a ResNet."""
     package = built(name, method, lr=1e-2 if name != "resnet18" else 1e-3)
     x, y = CASES[name].batch(10)
     before, start = answer_losses(package, x, y), [one.detach().clone() for one in package.parameters()]
@@ -153,7 +153,8 @@ def test_every_method_trains_every_users_network(name: str, method: str) -> None
     assert all(torch.isfinite(losses).all() for losses in report.losses)
     first, *_, last = sum(losses.sum(1) for losses in report.losses)
     assert last < 0.95 * first
-    assert any(after < 0.95 * one for one, after in zip(before, answer_losses(package, x, y), strict=True))
+    better = [after < 0.95 * one for one, after in zip(before, answer_losses(package, x, y), strict=True)]
+    assert better[-1] if method in PIPEALS else any(better)
     moved = [not torch.equal(old, new) for old, new in zip(start, package.parameters(), strict=True)]
     assert all(moved)
 

@@ -34,7 +34,7 @@ from pipeal.training.exit_costs import exit_costs
 from tests.cli.running import run_command, told_one_line
 from tests.integration.law import NEEDS_FP16, left_behind
 from tests.integration.test_resume import FEW, IMAGES, SMALL, Stopping, assert_same
-from tests.methods.refusing import skipped_where_refused
+from tests.methods.refusing import PIPEALS, skipped_where_refused
 
 ROOT = Path(__file__).parents[2]
 TEXT = TextDims(embedding=12, hidden=10, code=8, heads=2, dropout=0.3)
@@ -78,7 +78,7 @@ def batches(name: str, count: int = 4) -> list[tuple[Tensor, Tensor]]:
     return made
 
 
-@pytest.mark.parametrize("method", ["al", "bp", "greedy", "dgl", "auglocal", "predsim", "scpl", "deinforeg"])
+@pytest.mark.parametrize("method", [name for name in PIPEALS if name != "infopro"])
 def test_a_method_that_is_for_every_model_refuses_none(method: str) -> None:
     """Where one refuses, all tests of it skip."""
     for name in NAMES:
