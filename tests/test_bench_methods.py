@@ -19,6 +19,7 @@ from pipeal.core.errors import ConfigError, DataError
 from pipeal.engine import Pipeline
 from pipeal.models import CharDims, CharLMAL
 from pipeal.run.form_costs import COUNTING
+from pipeal.training.metric import MeanSd
 from tests.benches import BENCH, Benches
 
 SMALL = [
@@ -230,7 +231,7 @@ def test_all_have_as_many_tries(bench: Benches) -> None:
         (["--parts", "9"], "al in 9 parts: parts is 9; expected 1 to"),
         (["--try-seed", "0"], "--try-seed: found 0, which is one to report"),
         (["--set", "data.held_out=0"], "held_out is 0"),
-        (["--set", "model.parts=2"], "found model.parts, which methods.py sets by itself; expected --parts"),
+        (["--set", "model={parts: 2}"], "found model.parts, which methods.py sets by itself; expected --parts"),
         (["--set", "train.methods=[al]"], "found train.methods, which methods.py sets by itself; expected --methods"),
     ],
 )
@@ -491,10 +492,45 @@ def test_the_report_holds_against_the_form_of_bp_that_is_asked_for(
     assert same in capsys.readouterr().err
 
 
+TEXT_ROW = ("bp", "al", "al model.bridges=lookahead", "deinforeg")
+MLP = "al model.labels=one-hot model.bridges=mlp"
+AHEAD = "al model.bridges=lookahead model.ahead.depth=9 model.ahead.same_start=true model.labels=one-hot"
+WIDE = "deinforeg methods.deinforeg.width=1024 methods.deinforeg.classifier=1"
+README_ROWS = {
+    "AG News, transformer": ("agnews-transformer", ("bp", "al", "", "auglocal")),
+    "AG News, lstm": ("agnews-lstm", TEXT_ROW),
+    "DBpedia, transformer": ("dbpedia-transformer", TEXT_ROW),
+    "DBpedia, lstm": ("dbpedia-lstm", TEXT_ROW),
+    "IMDb, 5,000 texts, transformer": ("imdb-transformer-4096", TEXT_ROW),
+    "IMDb, 5,000 texts, lstm": ("imdb-lstm-4096", TEXT_ROW),
+    "CIFAR-10, resnet of half width": ("cifar10-resnet-xeon", ("bp", MLP, f"{MLP} model.x_hid=1400", WIDE)),
+    "CIFAR-10, vgg of half width": ("cifar10-vgg-xeon", ("bp", "al", f"{MLP} model.x_hid=1000", "auglocal")),
+    "Shakespeare, charlm *cpu*, 4,000 steps": ("charlm-4000-rates", ("bp", "", AHEAD, "")),
+}
+"""By the first cell of a row of the README's table, the kept file and the contestants of the others."""
+
+
+def test_the_table_of_the_readme_is_of_kept_files(bench: Benches) -> None:
+    text = (BENCH.parents[1] / "README.md").read_text(encoding="utf-8")
+    lines = [line for line in text.partition("### Accuracy")[2].splitlines() if line.startswith("|") and "±" in line]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    assert [row[0] for row in rows] == list(README_ROWS)
+    for first, *cells in rows:
+        file, names = README_ROWS[first]
+        found = bench["methods_report"].Found(kept(BENCH / "results" / f"methods-{file}.json"))
+        by_name = {line.name: line for line in found.lines}
+        for name, cell in zip(names, cells, strict=True):
+            if not cell:
+                continue
+            line = by_name[name]
+            assert str(MeanSd.of(line.figures.values())) in cell, (first, name)
+            flops, bp = (found.cost(one)["training_flops_per_sample"] for one in (line, by_name["bp"]))
+            assert name == "bp" or f"({flops / bp:.2f}×)" in cell, (first, name)
+
+
 @pytest.mark.parametrize(
     ("page", "begin", "end"),
     [
-        ("README", "### Accuracy", "## When"),
         ("docs/benchmarks", "### Other local methods", "## Speed"),
         ("docs/benchmarks", "## Vision", "Earlier, with what"),
         ("docs/language-model", "### With backpropagation's depth", "Three seeds of both forms"),

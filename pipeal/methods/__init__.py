@@ -56,7 +56,8 @@ def make_layers(
     takes_any = any(one.kind is Parameter.VAR_KEYWORD for one in signature(make).parameters.values())
     for option in options:
         if option not in known and not takes_any:
-            raise ConfigError(unknown_name(f"option of {name}", option, known) if known else _no_option(name, option))
+            found = unknown_name(f"option of {name}", option, known) if known else f"{name} has no option {option!r}"
+            raise ConfigError(found + _who_has(option))
     made = make(network, lr, optimizer, **options)
     if not isinstance(made, Iterable):
         raise ConfigError(f"the method {name} returned {name_of(made)}; expected a layer for each of network.parts()")
@@ -69,10 +70,18 @@ def _options_of(make: Maker) -> list[str]:
     return [one.name for one in own if one.kind in (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)]
 
 
-def _no_option(name: str, option: str) -> str:
-    """What to say of an option of a method without any; also which methods have it."""
-    others = [repr(other.name) for other in METHODS.values() if option in _options_of(_maker_of(other))]
-    return f"{name} has no option {option!r}" + (f"; method={' or '.join(others)} has" if others else "")
+def _who_has(option: str) -> str:
+    """Which methods have an option, to end a message with; empty where none has."""
+    others = [repr(other.name) for other in METHODS.values() if option in _known_options(other)]
+    return f"; method={' or '.join(others)} has" if others else ""
+
+
+def _known_options(method: Method) -> list[str]:
+    """Those of a method that is listed; none where its module is not there yet."""
+    try:
+        return _options_of(_maker_of(method))
+    except ConfigError:
+        return []
 
 
 def _maker_of(method: Method) -> Callable[..., Iterable[TrainableLayer]]:

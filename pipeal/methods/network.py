@@ -136,7 +136,8 @@ class Network:
     def is_image(self, features: Tree) -> bool:
         """Whether such features, or what a head sees of them, are images, ``(B, C, H, W)``, that are answered as a
         whole."""
-        return not self.per_place and isinstance(features, Tensor) and features.dim() == 4
+        is_one = isinstance(features, Tensor) and features.is_floating_point() and features.dim() == 4
+        return is_one and not self.per_place
 
     def parts(self, *, same_start: bool = False) -> Iterator[Part]:
         """The parts, in order; those to come may be drawn after what a method makes of the ones before.

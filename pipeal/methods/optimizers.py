@@ -35,7 +35,8 @@ def open_optimizer(factory: OptimizerFactory | None, module: nn.Module, lr: floa
         ConfigError: ``factory`` makes no optimizer, or one that wants to compute losses by itself; or ``lr`` is no
             number of 0 or more.
     """
-    if not isinstance(lr, Real) or not 0 <= lr < inf:
+    rate = lr.item() if isinstance(lr, Tensor) and not lr.dim() else lr
+    if not isinstance(rate, Real) or not 0 <= rate < inf:
         raise ConfigError(f"lr is {lr!r}; expected a number, at least 0")
     if factory is not None and (not callable(factory) or (isinstance(factory, type) and not _makes(factory))):
         found = repr(factory)
@@ -48,7 +49,7 @@ def open_optimizer(factory: OptimizerFactory | None, module: nn.Module, lr: floa
     # As a group, because a module without parameters (an identity) is fine but an empty list is refused.
     groups: list[dict[str, Any]] = [{"params": list(module.parameters())}]
     is_complex = any(parameter.is_complex() for parameter in module.parameters())  # which the fused form does not take
-    optimizer = (factory or (torch.optim.Adam if is_complex else adam))(groups, lr=float(lr))
+    optimizer = (factory or (torch.optim.Adam if is_complex else adam))(groups, lr=float(rate))
     if lacking := [name for name in _OF_ALL if not hasattr(optimizer, name)]:
         raise ConfigError(
             f"optimizer {type(optimizer).__name__} has no {', '.join(lacking)}; expected what a torch.optim.Optimizer "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from math import ceil
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from pipeal.config import RunConfig
+from pipeal.config import RunConfig, document
 from pipeal.core.errors import ConfigError
 from pipeal.core.methods import BASELINE, DEFAULT
 from pipeal.core.options import EngineOptions
@@ -315,9 +315,20 @@ def refuse_chosen(overrides: Sequence[str], chosen: Mapping[str, str], what: str
     Raises:
         ConfigError: One of them is among these.
     """
-    for key in (text.partition("=")[0].strip() for text in overrides):
-        if key in chosen:
-            raise ConfigError(f"--set: found {key}, which {what} by itself; expected {chosen[key]}")
+    for text in overrides:
+        key, _, value = text.partition("=")
+        for leaf in _leaves(key.strip(), document.parse(value, source=f"--set {text!r}")):
+            if leaf in chosen:
+                raise ConfigError(f"--set: found {leaf}, which {what} by itself; expected {chosen[leaf]}")
+
+
+def _leaves(key: str, value: object) -> Iterator[str]:
+    """The keys that are given by a key of a section, such as ``model={parts: 2}``."""
+    if not isinstance(value, Mapping):
+        yield key
+        return
+    for name, own in value.items():
+        yield from _leaves(f"{key}.{name}", own)
 
 
 def deepened(costs: Costs, layers: int) -> Costs:

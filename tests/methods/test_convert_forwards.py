@@ -120,18 +120,28 @@ def test_a_plain_module_takes_the_arguments_that_the_network_took(by_name: bool,
         torch.testing.assert_close(plain(*args, **named), wanted)
         exported = torch.export.export(plain, args, named).module()
         torch.testing.assert_close(exported(*args, **named), wanted)
-    with pytest.raises(
-        DataError, match="2 arguments are given by place, and by by name; expected all as in the sample"
-    ):
-        plain(x, by, by=by)
-    with pytest.raises(DataError, match=r"is a dict of x, of; expected what the sample of from_bp was, a (dict|tuple)"):
-        plain(x=x, of=by)
-    with pytest.raises(DataError, match=r"is a (dict of x, by|tuple, .*); expected what the sample of from_bp was, a "):
+    for args, named in (((x, by), {"by": by}), ((), {"x": x, "of": by}), ((x, by, x), {}), ((x,), {}), ((), {})):
+        with pytest.raises(DataError, match=r"expected what the sample of from_bp was, a (dict|tuple)"):
+            plain(*args, **named)
+    with pytest.raises(DataError, match=r"the input is 2 arguments by place|1 arguments by place and 1 by name"):
         plain(x, by) if by_name else plain(x=x, by=by)
-    one = ALPackage.from_bp(nn.Sequential(nn.Linear(6, 3)), x, 3, method=method).eval()
-    torch.testing.assert_close(one.to_bp()(x=x), one.infer(x))
-    with pytest.raises(DataError, match=r"is a tuple, .* expected .* a Tensor"):
-        one.to_bp()(x, by)
+
+
+@pytest.mark.parametrize("sample", [lambda x: x, lambda x: (x,), lambda x: {"x": x}], ids=["tensor", "tuple", "dict"])
+def test_a_plain_module_takes_one_argument(sample: Any) -> None:
+    """Symptom: of a sample that is a tuple of one, the first row was taken for the input."""
+
+    class Network(nn.Sequential):
+        def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+            return super().forward(x if scale is None else x * scale)
+
+    x = torch.randn(4, 6)
+    package = ALPackage.from_bp(Network(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), sample(x), 3, split=["2"]).eval()
+    plain, wanted = package.to_bp(), package.infer(sample(x))
+    for answer in (plain(sample(x)), plain(x), plain(x=x)):
+        torch.testing.assert_close(answer, wanted)
+    with pytest.raises(DataError, match="expected what the sample of from_bp was"):
+        plain(x, x)
 
 
 class Either(Texts):

@@ -14,7 +14,7 @@ from pipeal.methods.al.layers import class_targets
 from pipeal.methods.al.place_codes import TokenCrossEntropy, without
 
 _NO_LABEL = -(2**62)
-"""No label is this."""
+"""No label is this: PyTorch passes over what is."""
 
 
 class ClassLoss(nn.Module):

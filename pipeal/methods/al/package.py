@@ -9,7 +9,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
-from pipeal.core.errors import ConfigError, LayerError, PlacementError, name_of
+from pipeal.core.errors import ConfigError, DataError, LayerError, PlacementError, name_of
 from pipeal.core.materialize import InitWeights, check_fillable, materialize
 from pipeal.core.methods import DEFAULT, Maker
 from pipeal.core.modules import device_of, layers_of, module_of
@@ -25,7 +25,7 @@ from pipeal.methods.al.layers import AL
 from pipeal.methods.al.sides import Conversion, OwnBlocks, PerPlace, Pools
 from pipeal.methods.al.source import Model, network_mode
 from pipeal.methods.al.summary import LayerShapes, Summary, find_shapes, summarize
-from pipeal.methods.cutting.calling import Arguments, gathered
+from pipeal.methods.cutting.calling import Arguments
 from pipeal.methods.optimizers import LearningRates, OptimizerFactory
 
 
@@ -221,7 +221,8 @@ class ALPackage(nn.Module):
         )
         layers, shapes, notes = convert(model, sample, how, split, weights, init_weights)
         package = cls(layers)
-        package._shapes, package._notes, package._arguments = shapes, notes, Arguments(sample)
+        package._shapes, package._notes = shapes, notes
+        package._arguments = Arguments(sample, model)
         package.training = network_mode(model)
         return package
 
@@ -229,7 +230,7 @@ class ALPackage(nn.Module):
         """Asks that the input of a batch is like the sample that a network was converted with; a pipeline asks of each.
 
         Raises:
-            DataError: It is a tensor, a tuple or a dict where the sample is another of them, or lacks names of it.
+            DataError: It is a tensor, a tuple or a dict where the sample is another of them, or lacks an argument.
         """
         if self._arguments is not None:
             self._arguments.require(x)
@@ -417,12 +418,12 @@ class InferencePath(nn.Module):
         """The input of the first layer to what its ``h`` gives: for classification, ``(B, classes)`` logits.
 
         Raises:
-            DataError: There are several arguments, which are not like those of the sample of ``from_bp``.
+            DataError: The arguments are not like those of the sample of ``from_bp``.
         """
-        if more or named:
-            x = gathered(x, more, named)
-            if self.arguments is not None:
-                self.arguments.require(x)
+        if self.arguments is not None:
+            x = self.arguments.gathered(x, more, named)
+        elif more or named:
+            raise DataError("several arguments are given; expected the input of a batch as one")
         for block in (*self.f, self.b, *self.h):
             x = block(x)
         return x

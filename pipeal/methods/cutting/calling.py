@@ -254,49 +254,56 @@ class Arguments:
 
     Args:
         sample: A tensor; a tuple or a dict of several. Which of these a model needs, it alone knows.
+        model: What takes it; a dict may be its arguments by their names, or be one itself.
     """
 
-    def __init__(self, sample: Tree) -> None:
+    def __init__(self, sample: Tree, model: object) -> None:
         self._words = what_is_given(sample)
         self._kind = _kind_of(sample)
-        self._names = tuple(sample) if isinstance(sample, Mapping) else ()
+        self._count = len(sample) if self._kind is tuple else 1
+        by_name = isinstance(model, nn.Module) and _Takes.of(model).by_name(sample)
+        self._names = tuple(sample) if by_name else ()
 
     def require(self, x: Tree) -> None:
         """Asks that an input is like the sample.
 
         Raises:
-            DataError: One is a tensor, a dict or something else where the other is not, or a dict lacks names.
+            DataError: One is a tensor, a dict or something else where the other is not, or an argument is missing.
         """
-        if _kind_of(x) != self._kind or any(name not in x for name in self._names):
-            raise DataError(
-                f"the input is {what_is_given(x)}; expected what the sample of from_bp was, {self._words}, with any "
-                "number of rows"
-            )
+        if _kind_of(x) is not self._kind or any(name not in x for name in self._names):
+            raise self._refusal(what_is_given(x))
 
+    def gathered(self, x: Tree, more: Sequence[Tree], named: Mapping[str, Tree]) -> Tree:
+        """The input of a batch, of arguments that are it, or the items of its tuple or dict.
 
-def gathered(x: Tree, more: Sequence[Tree], named: Mapping[str, Tree]) -> Tree:
-    """The arguments of a call as the input of a batch: one as it is, several as a tuple, or by their names as a dict.
+        Args:
+            x: The first, or that of this name; None where there is none.
+            more: Others by place.
+            named: Others by name.
 
-    Args:
-        x: The first, or one called ``x``; None where there is none.
-        more: Others by place.
-        named: Others by name.
+        Raises:
+            DataError: They are neither.
+        """
+        if x is None and not named:
+            raise self._refusal("missing")
+        is_whole = not more and not named and _kind_of(x) is self._kind
+        if self._kind is Mapping and not is_whole and not more:
+            x = {**({} if x is None else {"x": x}), **named}
+        elif self._kind is tuple and not is_whole and not named and 1 + len(more) == self._count:
+            x = (x, *more)
+        elif more or named:
+            raise self._refusal(f"{1 + len(more)} arguments by place and {len(named)} by name")
+        self.require(x)
+        return x
 
-    Raises:
-        DataError: Some are by place, and some by name.
-    """
-    if more and named:
-        raise DataError(
-            f"{1 + len(more)} arguments are given by place, and {', '.join(named)} by name; expected all as in the "
-            "sample of from_bp"
+    def _refusal(self, found: str) -> DataError:
+        return DataError(
+            f"the input is {found}; expected what the sample of from_bp was, {self._words}, with any number of rows"
         )
-    if named:
-        return {**named} if x is None else {"x": x, **named}
-    return (x, *more) if more else x
 
 
-def _kind_of(x: Tree) -> tuple[bool, bool]:
-    return isinstance(x, Tensor), isinstance(x, Mapping)
+def _kind_of(x: Tree) -> type:
+    return next((kind for kind in (Tensor, Mapping) if isinstance(x, kind)), tuple)
 
 
 def why_not(whole: Called) -> str:
