@@ -55,7 +55,7 @@ def units(*widths: int) -> list[Unit]:
 
 
 def part(features: Tensor, *ahead: list[Unit]) -> Part:
-    return Part(nn.Identity(), 0, features, 0, nn.Identity(), ahead)
+    return Part(nn.Identity(), 0, features, (), features, 0, nn.Identity(), ahead)
 
 
 @pytest.mark.parametrize(
