@@ -178,12 +178,20 @@ def _sources(
     if path is not None:
         yield f"{path}: ", document.parse(_read(path), source=str(path))
     yield "", values
-    for override in overrides:
-        dotted, equals, text = override.partition("=")
-        if not equals or not dotted.strip():
-            raise ConfigError(f"--set {override!r}: expected a key, '=' and a value, such as train.epochs=3")
-        value = document.parse(text, source=f"--set {_printable(dotted)}")
-        yield "--set ", nested({dotted.strip(): value})
+    for key, value in map(parsed_override, overrides):
+        yield "--set ", nested({key: value})
+
+
+def parsed_override(override: str) -> tuple[str, Any]:
+    """The dotted key and the value of what ``--set`` was given; the key may be that of a section.
+
+    Raises:
+        ConfigError: It is no key, ``=`` and YAML.
+    """
+    dotted, equals, text = override.partition("=")
+    if not equals or not dotted.strip():
+        raise ConfigError(f"--set {override!r}: expected a key, '=' and a value, such as train.epochs=3")
+    return dotted.strip(), document.parse(text, source=f"--set {_printable(dotted)}")
 
 
 def _read(path: str | Path) -> str:

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from pipeal.config import RunConfig, document
+from pipeal.config import RunConfig
+from pipeal.config.load import parsed_override
 from pipeal.core.errors import ConfigError
 from pipeal.core.methods import BASELINE, DEFAULT
 from pipeal.core.options import EngineOptions
@@ -313,11 +314,10 @@ def refuse_chosen(overrides: Sequence[str], chosen: Mapping[str, str], what: str
         what: Who chooses them.
 
     Raises:
-        ConfigError: One of them is among these.
+        ConfigError: One of them is among these, or is no key, ``=`` and YAML.
     """
-    for text in overrides:
-        key, _, value = text.partition("=")
-        for leaf in _leaves(key.strip(), document.parse(value, source=f"--set {text!r}")):
+    for key, value in map(parsed_override, overrides):
+        for leaf in _leaves(key, value):
             if leaf in chosen:
                 raise ConfigError(f"--set: found {leaf}, which {what} by itself; expected {chosen[leaf]}")
 

@@ -259,10 +259,9 @@ class Turns:
         would leave elsewhere.
         """
         experiment, config, stop = self.outcome.experiment, self.outcome.config, self.run.stop
-        held_out = experiment.held_out()
-        if held_out is None or not METHODS[config.train.mode].has_exits or experiment.criterion is not None:
+        held_out, form = experiment.held_out(), METHODS[config.train.mode]
+        if held_out is None or not form.has_exits or experiment.criterion is not None:
             return None
-        form = METHODS[config.train.mode]
         _log.info(f"calibrating the early exit of {form.label} on held-out samples")
         layers = self._layers(here=None) if isinstance(pipe, DistributedPipeline) else None
         inputs = BySize[Tree]()
