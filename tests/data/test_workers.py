@@ -266,14 +266,16 @@ from multiprocessing.util import Finalize
 import torch
 from pipeal.data import CheckpointableLoader, MapIterator, NativeCheckpointableIterator, ParallelMapIterator
 
-def die_halfway(item):
+def results():
     frame = sys._getframe()
     while not {"data_queue", "result_queue"} & frame.f_locals.keys():  # of PyTorch's loop in a worker, and of a pool's
         frame = frame.f_back
-    queue = frame.f_locals.get("data_queue") or frame.f_locals["result_queue"]
+    return frame.f_locals.get("data_queue") or frame.f_locals["result_queue"]
+
+def die_halfway(item):
     if item == 2:
         time.sleep(0.5)  # so that none of its threads sends anything
-        os.write(queue._writer.fileno(), struct.pack("!i", 1000) + b"not a thousand bytes")
+        os.write(results()._writer.fileno(), struct.pack("!i", 1000) + b"not a thousand bytes")
         os.kill(os.getpid(), signal.SIGKILL)
     return item
 
@@ -302,7 +304,11 @@ def long(item):
 def of_which_one_fails_at_its_end(_, number):
     if number:
         return MapIterator(NativeCheckpointableIterator(range(15)), long)
-    Finalize(None, os._exit, (3,), exitpriority=100)
+    def fail(lock=results()._wlock):
+        if how == "served, and locked":
+            lock.acquire()
+        os._exit(3)
+    Finalize(None, fail, exitpriority=-10)  # after all that the queue has to send
     return NativeCheckpointableIterator(range(1))
 
 how = sys.argv[1]
@@ -311,7 +317,7 @@ try:
         with feed(how) as pool:
             next(pool), next(pool)
             time.sleep(1.5)
-    elif how == "served":
+    elif how.startswith("served"):
         print(len(list(CheckpointableLoader(of_which_one_fails_at_its_end, 2, multiprocessing_context="fork"))))
     else:
         list(feed(how))
@@ -331,6 +337,7 @@ print("ended")
         ("pool behind a pool", ["BrokenProcessPool"]),
         ("closed pool", []),
         ("served", ["16"]),  # its end was no death
+        ("served, and locked", ["RuntimeError"]),
     ],
 )
 def test_a_worker_that_is_killed_halfway_through_a_message_is_told_of(how: str, told: list[str]) -> None:

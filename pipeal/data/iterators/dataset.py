@@ -231,8 +231,7 @@ class CheckpointableLoader(Generic[T]):
             arriving: Any = iter(loader)
         over = threading.Event()
         if num_workers:
-            workers, serving = arriving._workers, arriving._workers_status  # how others end does not matter
-            watch_workers(lambda: list(compress(workers, serving)), arriving._worker_result_queue._writer, over)
+            _watch(arriving, over)
         due = 0
         try:
             for shard, state, item in arriving:
@@ -304,3 +303,20 @@ class _Shards(IterableDataset[tuple[int, "State | None", Any]]):
 
 def _as_it_is(item: T) -> T:
     return item
+
+
+def _watch(arriving: Any, over: threading.Event) -> None:
+    """Ends the wait for workers of a ``DataLoader`` that were killed as they sent an item, or where others must."""
+    workers, serving, queue = arriving._workers, arriving._workers_status, arriving._worker_result_queue
+
+    def blocked() -> bool:
+        # One that has served all was killed between its last item and the release of the lock.
+        if queue._reader.poll() or not any(worker.exitcode for worker in workers):
+            return False
+        free = queue._wlock.acquire(block=False)
+        if free:
+            queue._wlock.release()
+        return not free
+
+    # How those end that have served all does not matter else.
+    watch_workers(lambda: list(compress(workers, serving)), queue._writer, over, blocked)

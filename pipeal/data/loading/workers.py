@@ -73,17 +73,24 @@ class _Flag:
         return self._value.value
 
 
-def watch_workers(workers: Callable[[], Iterable[BaseProcess]], writer: Connection, over: threading.Event) -> None:
-    """Ends the wait for the rest of a message whose worker was killed as it sent it.
+def watch_workers(
+    workers: Callable[[], Iterable[BaseProcess]],
+    writer: Connection,
+    over: threading.Event,
+    blocked: Callable[[], bool] = lambda: False,
+) -> None:
+    """Ends the wait for a message that never comes, or never whole, since a worker was killed as it sent one.
 
-    ``TELLS_S`` after one worker has failed, :func:`give_up`.
+    ``TELLS_S`` after one worker has failed, or once ``blocked`` has been so for as long, :func:`give_up`.
 
     Args:
         workers: Those that may still send something.
         writer: The end of the pipe through which they all answer.
         over: To be set once no message is waited for any more.
+        blocked: Whether a worker of which nothing is expected any more has failed, and nobody can send.
     """
-    threading.Thread(target=_watch, args=(workers, writer, over), name="pipeal-watch-workers", daemon=True).start()
+    watched = (workers, writer, over, blocked)
+    threading.Thread(target=_watch, args=watched, name="pipeal-watch-workers", daemon=True).start()
 
 
 def give_up(workers: Iterable[BaseProcess], writer: Connection, waits: Callable[[], bool]) -> None:
@@ -184,11 +191,17 @@ _REASONS = (
 """What PyTorch says, and what to make of it."""
 
 
-def _watch(workers: Callable[[], Iterable[BaseProcess]], writer: Connection, over: threading.Event) -> None:
+def _watch(
+    workers: Callable[[], Iterable[BaseProcess]], writer: Connection, over: threading.Event, blocked: Callable[[], bool]
+) -> None:
+    looks = 0
     while not over.wait(1.0):
-        if any(worker.exitcode for worker in workers()):  # neither None nor 0
-            if not over.wait(TELLS_S):
-                give_up(workers(), writer, lambda: not over.is_set())
+        looks = looks + 1 if blocked() else 0  # counted: a job that is stopped and goes on has not looked meanwhile
+        failed = any(worker.exitcode for worker in workers())  # neither None nor 0
+        if failed and over.wait(TELLS_S):
+            return
+        if failed or looks > TELLS_S:
+            give_up(workers(), writer, lambda: not over.is_set())
             return
 
 
