@@ -1,7 +1,8 @@
 """``python nlpmain.py <dataset> <model>``: trains a text model.
 
 A new option is a key in ``config/`` (``schema``, ``text`` or ``language``), a ``setting(...)`` here or, for all
-commands, in :mod:`pipeal.cli.options`, and its effect in ``run/build_text``, ``run/build_language`` or ``run/opening``.
+commands, in :mod:`pipeal.cli.options`, and its effect in ``run/read_text``, ``run/build_text``, ``run/build_language``
+or ``run/opening``.
 """
 
 from __future__ import annotations

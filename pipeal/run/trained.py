@@ -27,10 +27,11 @@ from pipeal.models.hf_folder import text_limits
 from pipeal.reporting.page import is_run, runs_in
 from pipeal.run.build import Models
 from pipeal.run.build_language import LanguageModels
-from pipeal.run.build_text import TextModels, numbered
+from pipeal.run.build_text import TextModels
 from pipeal.run.build_vision import VisionModels
 from pipeal.run.find_run import run_of
 from pipeal.run.opening import new_layers
+from pipeal.run.read_text import numbered
 from pipeal.training.checkpoint.resume import ResumedTraining
 from pipeal.training.checkpoint.store import Checkpoint, CheckpointStore
 

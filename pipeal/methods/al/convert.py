@@ -30,19 +30,10 @@ from pipeal.core.tree import Tree, batch_size, describe, map_tensors, move, shap
 from pipeal.core.weights import Given, Weights
 from pipeal.methods import make_layers
 from pipeal.methods.al.bridges import Pool
+from pipeal.methods.al.conversion import Conversion, OwnBlocks, Pools
 from pipeal.methods.al.cut_network import as_network
 from pipeal.methods.al.place_codes import padding_of
-from pipeal.methods.al.sides import (
-    POOLED_CODE,
-    Conversion,
-    EachPlace,
-    Forward,
-    OwnBlocks,
-    Places,
-    Pools,
-    Sides,
-    WholeInput,
-)
+from pipeal.methods.al.sides import POOLED_CODE, EachPlace, Forward, Places, Sides, WholeInput
 from pipeal.methods.al.source import Model, Source, named_network
 from pipeal.methods.al.summary import LayerShapes, find_shapes
 from pipeal.methods.cutting.calling import Answer, called, fields_of, has_answer, packed

@@ -23,8 +23,9 @@ from pipeal.core.materialize import is_on_meta, reset_of
 from pipeal.core.tree import Tree, describe, map_tensors, shapes_of
 from pipeal.methods.al.answer_losses import ClassLoss, NumbersLoss, PlaceLoss
 from pipeal.methods.al.bridges import vectors_from
+from pipeal.methods.al.conversion import Conversion
 from pipeal.methods.al.layers import AE, ENC
-from pipeal.methods.al.sides import Conversion, Forward, Places, Sides
+from pipeal.methods.al.sides import Forward, Places, Sides
 from pipeal.methods.cutting.probe import ShapesAlone, probing
 from pipeal.methods.network import Network, Part, Unit, in_a_row
 

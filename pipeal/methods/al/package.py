@@ -19,10 +19,10 @@ from pipeal.core.tree import Tree, move
 from pipeal.core.weights import Given
 from pipeal.methods.al.bridges import BridgeStyle
 from pipeal.methods.al.codes import LabelStyle, Task
+from pipeal.methods.al.conversion import Conversion, OwnBlocks, PerPlace, Pools
 from pipeal.methods.al.convert import convert
 from pipeal.methods.al.folding import folded
 from pipeal.methods.al.layers import AL
-from pipeal.methods.al.sides import Conversion, OwnBlocks, PerPlace, Pools
 from pipeal.methods.al.source import Model, network_mode
 from pipeal.methods.al.summary import LayerShapes, Summary, find_shapes, summarize
 from pipeal.methods.cutting.calling import Arguments
