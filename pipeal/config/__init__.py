@@ -8,6 +8,7 @@ from pipeal.config.load import dump_config as dump_config
 from pipeal.config.load import find_config as find_config
 from pipeal.config.load import given_keys as given_keys
 from pipeal.config.load import is_left_over as is_left_over
+from pipeal.config.load import leaves as leaves
 from pipeal.config.load import load_config as load_config
 from pipeal.config.load import nested as nested
 from pipeal.config.load import read_config as read_config

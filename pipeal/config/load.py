@@ -33,6 +33,9 @@ REMOVED: Mapping[str, tuple[object, str]] = {
 _LIKE = {"text": "shakespeare", FILE: "agnews"}
 """Data sets that are files of the user's, and whose configuration fits them."""
 
+_DEEPEST = 12
+"""Dots of a path; a file may be nested without end."""
+
 _adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 """What checks a schema's values; to make it takes as long as to check hundreds of configurations."""
 
@@ -69,7 +72,7 @@ def load_config(
     """
     given: dict[str, tuple[Any, str]] = {}
     for source, mapping in [("", usual), *_sources(path, values, overrides)]:
-        given.update({leaf: (value, source) for leaf, value in _leaves(mapping, schema, source)})
+        given.update({leaf: (value, source) for leaf, value in _leaves_of(mapping, schema, source)})
     try:
         return _adapter(schema).validate_python(nested({leaf: value for leaf, (value, _) in given.items()}))
     except ValidationError as error:
@@ -101,7 +104,7 @@ def given_keys(
     ['train.lr.base', 'train.lr.end']
     """
     return frozenset(
-        leaf for source, mapping in _sources(None, values, overrides) for leaf, _ in _leaves(mapping, schema, source)
+        leaf for source, mapping in _sources(None, values, overrides) for leaf, _ in _leaves_of(mapping, schema, source)
     )
 
 
@@ -126,6 +129,20 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     return whole
 
 
+def leaves(mapping: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """The dotted path and the value of each leaf of nested mappings, whatever keys they have.
+
+    >>> dict(leaves({"model": {"name": "lstm", "parts": 2}, "dataset": "agnews"}))
+    {'model.name': 'lstm', 'model.parts': 2, 'dataset': 'agnews'}
+    """
+    for key, value in mapping.items():
+        dotted = f"{path}.{key}" if path else str(key)
+        if isinstance(value, Mapping) and value and dotted.count(".") < _DEEPEST:
+            yield from leaves(value, dotted)
+        else:
+            yield dotted, value
+
+
 def value_at(config: Any, key: str) -> Any:
     """The value at a dotted path of a configuration, which has it."""
     return reduce(getattr, key.split("."), config)
@@ -138,7 +155,7 @@ def all_values(config: RunConfig) -> dict[str, Any]:
     >>> all_values(TextConfig())["train.lr.decay"]
     'cosine'
     """
-    return dict(_leaves(asdict(config), type(config), ""))
+    return dict(_leaves_of(asdict(config), type(config), ""))
 
 
 def is_left_over(key: str, value: object) -> bool:
@@ -205,7 +222,7 @@ def _read(path: str | Path) -> str:
         raise ConfigError(f"{path}: cannot be read as UTF-8 text: {error}") from None
 
 
-def _leaves(
+def _leaves_of(
     mapping: Any, schema: type, source: str, path: str = "", root: type | None = None
 ) -> Iterator[tuple[str, Any]]:
     """Yields the dotted path and the value of each leaf. The schema, not the mapping, says how deep to go."""
@@ -230,7 +247,7 @@ def _leaves(
             hint = f"did you mean {near!r}?" if near else f"expected one of {', '.join(keys)}"
             raise ConfigError(f"{source}{_printable(dotted)}: unknown key; {hint}")
         if is_dataclass(keys[key]):
-            yield from _leaves(value, keys[key], source, dotted, root)
+            yield from _leaves_of(value, keys[key], source, dotted, root)
         else:
             yield dotted, value
 

@@ -205,8 +205,8 @@ def show(outcomes: Sequence[Outcome], folder: Path) -> None:
     for outcome in outcomes:
         _tell_losses(outcome)
         if outcome.exits is not None:
-            where = f"after epoch {config.train.epochs} of seed {outcome.last_seed}"
-            print_exits(outcome.exits, f"{outcome.form.label} exits {where}, on {outcome.exits.samples:,} test samples")
+            where = f"{outcome.form.label} exits {_at_the_end(outcome)}"
+            print_exits(outcome.exits, f"{where}, on {outcome.exits.samples:,} test samples")
             _show_picture("exits", EXITS_PICTURE.at(outcome.folder))
     print(f"files:    {folder}")
     _show_picture("curves", CURVES.at(folder))
@@ -218,10 +218,15 @@ def show(outcomes: Sequence[Outcome], folder: Path) -> None:
             f"{first.batches.padding_of_random:.1%} in random batches of as many samples"
         )
     for outcome in outcomes:
-        if len(outcomes) > 1 and outcome.afterword:
-            print(f"{outcome.form.label}:")
+        if outcome.afterword:
+            print(f"{outcome.form.label} {_at_the_end(outcome)}:")
         for line in outcome.afterword:
             print(line)
+
+
+def _at_the_end(outcome: Outcome) -> str:
+    """Of which epoch and seed is what the weights that are there say."""
+    return f"after epoch {outcome.config.train.epochs} of seed {outcome.last_seed}"
 
 
 def _print(title: str, rows: Sequence[Mapping[str, Cell]]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from math import ceil
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from pipeal.config import RunConfig
+from pipeal.config import RunConfig, leaves
 from pipeal.config.load import parsed_override
 from pipeal.core.errors import ConfigError
 from pipeal.core.methods import BASELINE, DEFAULT
@@ -317,18 +317,9 @@ def refuse_chosen(overrides: Sequence[str], chosen: Mapping[str, str], what: str
         ConfigError: One of them is among these, or is no key, ``=`` and YAML.
     """
     for key, value in map(parsed_override, overrides):
-        for leaf in _leaves(key, value):
+        for leaf, _ in leaves({key: value}):
             if leaf in chosen:
                 raise ConfigError(f"--set: found {leaf}, which {what} by itself; expected {chosen[leaf]}")
-
-
-def _leaves(key: str, value: object) -> Iterator[str]:
-    """The keys that are given by a key of a section, such as ``model={parts: 2}``."""
-    if not isinstance(value, Mapping):
-        yield key
-        return
-    for name, own in value.items():
-        yield from _leaves(f"{key}.{name}", own)
 
 
 def deepened(costs: Costs, layers: int) -> Costs:

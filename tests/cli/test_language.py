@@ -60,6 +60,7 @@ def test_a_comparison_is_told_in_losses_and_ends_with_a_sample(
     full_path = json.loads((folder / "al" / "summary.json").read_text())["last_validation_loss"]
     assert float(exits[2]) == pytest.approx(full_path, abs=1e-4) != float(exits[1])  # type: ignore[index]
     assert out.count("sample:\n") == 2
+    assert re.findall(r"^(AL|BP) after epoch 2 of seed 0:$", out, re.MULTILINE) == ["AL", "BP"]
     for form in ("al", "bp"):
         rows = list(csv.DictReader((folder / form / "epochs.csv").open()))
         assert len(rows) == 2

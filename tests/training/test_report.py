@@ -206,6 +206,18 @@ def test_a_comparison_stands_side_by_side_with_what_was_asked_differently(tmp_pa
     assert [words["id"] for name, words in page.tags if name == "section" and "id" in words] == ["run-1", "run-2"]
 
 
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"epochs": 1, "done": 1}, "1 of 1 epoch "),
+        ({"done": 2}, "2 of 3 epochs "),
+        ({"turns": 2}, "6 of 6 epochs in 2 turns"),
+    ],
+)
+def test_a_run_says_how_far_it_came(tmp_path, asked, words):
+    assert words in report(make_run(tmp_path / "run", **asked)).text
+
+
 def test_runs_of_the_same_name_are_told_apart(tmp_path):
     page = report(make_run(tmp_path / "monday" / "run-001"), make_run(tmp_path / "tuesday" / "run-001", done=1))
     assert "monday/run-001 finished" in page.text

@@ -37,7 +37,7 @@ def headline(run: Run) -> list[str]:
     stages = run.summary.get("stages")
     return [
         f"{run.dataset} · {run.model} · {run.form}",
-        f"{epochs(run)} epochs",
+        _epochs_and_turns(run),
         *([f"{len(stages)} stage{'s' * (len(stages) != 1)}"] if isinstance(stages, list) and stages else []),
         *(str(run.summary[key]) for key in ("schedule", "precision") if isinstance(run.summary.get(key), str)),
         f"{run.when:%Y-%m-%d %H:%M}",
@@ -49,6 +49,12 @@ def epochs(run: Run) -> str:
     """Epochs done, of those asked for."""
     done, asked = run.epochs
     return f"{done} of {asked}" if asked else f"{done}"
+
+
+def _epochs_and_turns(run: Run) -> str:
+    done, asked = run.epochs
+    turns = number_at(run.config, "train.repeat") or 1
+    return f"{epochs(run)} epoch{'s' * ((asked or done) != 1)}" + f" in {turns:g} turns" * (turns > 1)
 
 
 def measured(run: Run, value: MeanSd | None) -> str:

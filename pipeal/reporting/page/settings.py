@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from pipeal.config import LanguageConfig, RunConfig, TextConfig, VisionConfig, find_config, is_left_over, load_config
+from pipeal.config import (
+    LanguageConfig,
+    RunConfig,
+    TextConfig,
+    VisionConfig,
+    find_config,
+    is_left_over,
+    leaves,
+    load_config,
+)
 from pipeal.core.errors import ConfigError
 from pipeal.reporting.page.run import Run, value_at
 
@@ -17,7 +26,7 @@ _WIDEST = 160
 
 def settings(run: Run) -> dict[str, str]:
     """Each value of a run's configuration under its dotted path, as it would be written."""
-    return {path: _shown(value) for path, value in _leaves(run.config) if not is_left_over(path, value)}
+    return {path: _shown(value) for path, value in leaves(run.config) if not is_left_over(path, value)}
 
 
 def default_settings(run: Run) -> dict[str, str]:
@@ -31,7 +40,7 @@ def default_settings(run: Run) -> dict[str, str]:
         config = load_config(schema, find_config(run.dataset, run.model), values=names)
     except (ConfigError, OSError, ValueError):  # a name that is no file name, or one of another version of pipeal
         return {}
-    return {path: _shown(value) for path, value in _leaves(asdict(config))}
+    return {path: _shown(value) for path, value in leaves(asdict(config))}
 
 
 def against_default(run: Run) -> tuple[list[list[str]], dict[str, str], bool]:
@@ -48,15 +57,6 @@ def differences(runs: Iterable[Run]) -> list[list[str]]:
     keys = dict.fromkeys(key for one in each for key in one)
     rows = [[key, *(one.get(key, "–") for one in each)] for key in keys]
     return [row for row in rows if len(set(row[1:])) > 1]
-
-
-def _leaves(mapping: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in mapping.items():
-        dotted = f"{path}.{key}" if path else str(key)
-        if isinstance(value, Mapping) and value and dotted.count(".") < 12:
-            yield from _leaves(value, dotted)
-        else:
-            yield dotted, value
 
 
 def _shown(value: Any) -> str:
