@@ -115,16 +115,31 @@ def test_a_plain_module_takes_the_arguments_that_the_network_took(by_name: bool,
     sample: Any = {"x": x, "by": by} if by_name else (x, by)
     package = ALPackage.from_bp(Shifted(), sample, 3, split=["second"], method=method).eval()
     plain, wanted = package.to_bp(), package.infer(sample)
-    apart: tuple[Any, Any] = ((), sample) if by_name else (sample, {})
-    for args, named in (((sample,), {}), apart):
+    for args, named in (((sample,), {}), ((x, by), {}), ((x,), {"by": by}), ((), {"by": by, "x": x})):
         torch.testing.assert_close(plain(*args, **named), wanted)
         exported = torch.export.export(plain, args, named).module()
         torch.testing.assert_close(exported(*args, **named), wanted)
     for args, named in (((x, by), {"by": by}), ((), {"x": x, "of": by}), ((x, by, x), {}), ((x,), {}), ((), {})):
         with pytest.raises(DataError, match=r"expected what the sample of from_bp was, a (dict|tuple)"):
             plain(*args, **named)
-    with pytest.raises(DataError, match=r"the input is 2 arguments by place|1 arguments by place and 1 by name"):
-        plain(x, by) if by_name else plain(x=x, by=by)
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_plain_module_takes_arguments_whatever_they_are_called(by_name: bool) -> None:
+    class Called(Shifted):
+        """Its second argument is called as the first of the plain module is."""
+
+        def forward(self, ids: Tensor, x: Tensor) -> Tensor:
+            return super().forward(ids, x)
+
+    ids, x = torch.randn(4, 6), torch.randn(4, 6)
+    sample: Any = {"ids": ids, "x": x} if by_name else (ids, x)
+    package = ALPackage.from_bp(Called(), sample, 3, split=["second"]).eval()
+    plain, wanted = package.to_bp(), package.infer(sample)
+    for answer in (plain(sample), plain(ids, x), plain(ids=ids, x=x)):
+        torch.testing.assert_close(answer, wanted)
+    with pytest.raises(DataError, match="expected what the sample of from_bp was"):
+        plain(ids=ids)
 
 
 @pytest.mark.parametrize("sample", [lambda x: x, lambda x: (x,), lambda x: {"x": x}], ids=["tensor", "tuple", "dict"])

@@ -261,8 +261,9 @@ class Arguments:
         self._words = what_is_given(sample)
         self._kind = _kind_of(sample)
         self._count = len(sample) if self._kind is tuple else 1
-        by_name = isinstance(model, nn.Module) and _Takes.of(model).by_name(sample)
-        self._names = tuple(sample) if by_name else ()
+        takes = _Takes.of(model) if isinstance(model, nn.Module) else None
+        self._places = () if takes is None else tuple(takes.places)
+        self._names = tuple(sample) if takes is not None and takes.by_name(sample) else ()
 
     def require(self, x: Tree) -> None:
         """Asks that an input is like the sample.
@@ -274,7 +275,7 @@ class Arguments:
             raise self._refusal(what_is_given(x))
 
     def gathered(self, x: Tree, more: Sequence[Tree], named: Mapping[str, Tree]) -> Tree:
-        """The input of a batch, of arguments that are it, or the items of its tuple or dict.
+        """The input of a batch, of arguments that are it, or those that the model takes.
 
         Args:
             x: The first, or that of this name; None where there is none.
@@ -286,15 +287,28 @@ class Arguments:
         """
         if x is None and not named:
             raise self._refusal("missing")
-        is_whole = not more and not named and _kind_of(x) is self._kind
-        if self._kind is Mapping and not is_whole and not more:
-            x = {**({} if x is None else {"x": x}), **named}
-        elif self._kind is tuple and not is_whole and not named and 1 + len(more) == self._count:
-            x = (x, *more)
-        elif more or named:
-            raise self._refusal(f"{1 + len(more)} arguments by place and {len(named)} by name")
+        if more or named or _kind_of(x) is not self._kind:
+            x = self._bound(x, more, named)
         self.require(x)
         return x
+
+    def _bound(self, x: Tree, more: Sequence[Tree], named: Mapping[str, Tree]) -> Tree:
+        """Arguments as the sample has them: a tuple of all, a dict of all, or the one that there is."""
+        is_dict, wanted = self._kind is Mapping, self._places[: self._count]
+        if x is not None and ((is_dict and not self._names) or named.keys() & {*self._places[:1]}):
+            x, named = None, {"x": x, **named}  # it is not the first, but called so
+        by_place = (*(() if x is None else (x,)), *more)
+        if not is_dict and not named and len(by_place) == self._count:
+            return by_place if self._kind is tuple else by_place[0]
+        places = self._places[: len(by_place)]
+        bound = {**dict(zip(places, by_place, strict=False)), **named}
+        fits = {*self._names}.issuperset(places) if is_dict else bound.keys() == {*wanted}
+        if not fits or len(bound) != len(by_place) + len(named):
+            raise self._refusal(f"{len(by_place)} arguments by place and {len(named)} by name")
+        if is_dict:
+            return bound
+        values = tuple(bound[place] for place in wanted)
+        return values if self._kind is tuple else values[0]
 
     def _refusal(self, found: str) -> DataError:
         return DataError(
