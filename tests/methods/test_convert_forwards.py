@@ -96,6 +96,48 @@ def test_a_batch_that_lacks_what_the_sample_had_is_told(network: type[nn.Module]
         pipe.run([(sample, targets)])
 
 
+class MaskedOrNot(nn.Module):
+    """It asks whether there is a mask, as many a forward of texts does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.hidden, self.head = nn.Embedding(20, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, ids: Tensor, mask: Tensor | None, scale: Tensor) -> Tensor:
+        x = self.hidden(self.embedding(ids)).relu()
+        if mask is not None:
+            x = x * mask[..., None]
+        return self.head(x.mean(1) * scale)
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+@pytest.mark.parametrize("method", ["al", "greedy", "bp"])
+def test_an_argument_that_is_none_stays_so(by_name: bool, method: str) -> None:
+    """Symptom: a mask that was None ended in a TypeError of ``Tensor * NoneType``, or in an AttributeError where it
+    went into a submodule. Cause: within the forward it was a symbol, which is not None."""
+
+    def given(ids: Tensor, mask: Tensor | None) -> Any:
+        scale = torch.ones(len(ids), 1)
+        return {"ids": ids, "mask": mask, "scale": scale} if by_name else (ids, mask, scale)
+
+    torch.manual_seed(0)
+    network, sample, targets = MaskedOrNot(), given(IDS, None), torch.arange(4) % 3
+    wanted = network(IDS, None, torch.ones(4, 1))
+    if method != "bp":
+        network.head = nn.Identity()  # type: ignore[assignment]
+    package = ALPackage.from_bp(network, sample, 3, split=["hidden"], method=method)
+    if method == "bp":
+        torch.testing.assert_close(package.infer(sample), wanted)
+    plain = package.to_bp()
+    torch.testing.assert_close(plain(sample), package.eval().infer(sample))
+    for answer in (plain(ids=IDS, scale=torch.ones(4, 1)), plain(IDS, scale=torch.ones(4, 1))):
+        torch.testing.assert_close(answer, package.infer(sample))
+    with Pipeline(package.train(), threads=1) as pipe:
+        pipe.run([(given(IDS[:3], None), targets[:3])])
+        with pytest.raises(DataError, match=rf"item {'.mask.' if by_name else 1} of the input is given, and was None"):
+            pipe.submit(given(IDS, torch.ones(4, 6)), targets)
+
+
 class Shifted(nn.Module):
     """Its first argument is called as that of the plain module is."""
 

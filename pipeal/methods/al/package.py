@@ -140,8 +140,8 @@ class ALPackage(nn.Module):
                 item that is not None.
             sample: A batch of inputs, of two rows or more, as ``model`` takes: one argument (any nesting of tensors); a
                 dict of arguments by their names, ``{"input_ids": …, "attention_mask": …}``; or a tuple of arguments by
-                their places. Batches are to be alike. An argument called a mask, ``(B, T)``, false on padding, goes
-                with the features to all bridges.
+                their places. Batches are to be alike: an argument that is None here is so in all of them. An argument
+                called a mask, ``(B, T)``, false on padding, goes with the features to all bridges.
             outputs: How many classes, labels or numbers to predict.
             task: ``classification``, ``multilabel`` or ``regression``, one target for each input (see
                 :func:`pipeal.methods.al.codes.target_side` for their shapes); or ``per-place``, class numbers ``(B,

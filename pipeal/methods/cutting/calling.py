@@ -4,6 +4,7 @@
 
     {"input_ids": ids, "attention_mask": mask} ──► forward(input_ids=ids, attention_mask=mask, use_cache=False)
     (ids, mask) ──► forward(ids, mask)                   ModelOutput(loss=None, logits=answer, …) ──► answer
+    (ids, None) ──► forward(ids, None)
     x ──► forward(x, target=None)                        (answer, None) ──► answer
 """
 
@@ -38,6 +39,7 @@ class Called(nn.Module):
             None where the input is one argument.
         given: Other arguments.
         masks: Which items of the input are masks, and whether they are true on padding, as PyTorch's own are.
+        absent: Which items are None, whatever the input has there: a forward that asks can be followed.
     """
 
     def __init__(
@@ -46,22 +48,27 @@ class Called(nn.Module):
         names: Sequence[str] | int | None,
         given: Mapping[str, Any],
         masks: Mapping[str | int, bool] | None = None,
+        absent: frozenset[str | int] = frozenset(),
     ) -> None:
         super().__init__()
         self.model = model
         self.names = names
         self.given = dict(given)
-        self.masks = dict(masks or {})
+        self.absent = absent
+        self.masks = {key: of_padding for key, of_padding in (masks or {}).items() if key not in self.absent}
 
     def forward(self, x: Tree) -> Tree:
         """The input of a packet to the answer."""
         if self.names is None:
             out = self.model(x, **self.given)
         elif isinstance(self.names, int):
-            out = self.model(*(x[place] for place in range(self.names)), **self.given)
+            out = self.model(*(self._item(x, place) for place in range(self.names)), **self.given)
         else:
-            out = self.model(**{name: x[name] for name in self.names}, **self.given)
+            out = self.model(**{name: self._item(x, name) for name in self.names}, **self.given)
         return answer_of(out)
+
+    def _item(self, x: Tree, key: str | int) -> Tree:
+        return None if key in self.absent else x[key]
 
 
 class Answer(nn.Module):
@@ -135,7 +142,7 @@ def called(model: nn.Module, sample: Tree) -> Called:
     takes = _Takes.of(model)
     if takes.by_name(sample):
         left = {key: value for key, value in takes.given.items() if key not in sample}
-        return Called(model, tuple(sample), left, _masks(zip(sample, sample, strict=True)))
+        return Called(model, tuple(sample), left, _masks(zip(sample, sample, strict=True)), _absent(sample))
     one = Called(model, None, takes.given)
     if not takes.by_place(sample):
         takes.require_one(sample)
@@ -143,7 +150,7 @@ def called(model: nn.Module, sample: Tree) -> Called:
     if len(takes.required) - len(takes.given) < 2 and _runs(one, sample):  # one argument that is a tuple
         return one
     takes.refuse_kept(sample)
-    return Called(model, len(sample), takes.given, _masks(enumerate(takes.places[: len(sample)])))
+    return Called(model, len(sample), takes.given, _masks(enumerate(takes.places[: len(sample)])), _absent(sample))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,6 +249,12 @@ def _masks(names: Iterable[tuple[str | int, str]]) -> dict[str | int, bool]:
     return found
 
 
+def _absent(sample: Mapping[str, Tree] | Sequence[Tree]) -> frozenset[str | int]:
+    """The arguments, by name or by place, that are None."""
+    items = sample.items() if isinstance(sample, Mapping) else enumerate(sample)
+    return frozenset(key for key, value in items if value is None)
+
+
 def what_is_given(sample: Tree) -> str:
     """In a few words, what the input of a batch is: a dict of which names, or a tensor or tuple of which shapes."""
     if isinstance(sample, Mapping):
@@ -263,16 +276,27 @@ class Arguments:
         self._count = len(sample) if self._kind is tuple else 1
         takes = _Takes.of(model) if isinstance(model, nn.Module) else None
         self._places = () if takes is None else tuple(takes.places)
-        self._names = tuple(sample) if takes is not None and takes.by_name(sample) else ()
+        by_name = takes is not None and takes.by_name(sample)
+        by_place = takes is not None and takes.by_place(sample)
+        self._absent = _absent(sample) if by_name or by_place else frozenset()
+        self._names = tuple(name for name in sample if name not in self._absent) if by_name else ()
 
     def require(self, x: Tree) -> None:
         """Asks that an input is like the sample.
 
         Raises:
-            DataError: One is a tensor, a dict or something else where the other is not, or an argument is missing.
+            DataError: One is a tensor, a dict or something else where the other is not, or an argument is missing, or
+                given where the sample has None.
         """
         if _kind_of(x) is not self._kind or any(name not in x for name in self._names):
             raise self._refusal(what_is_given(x))
+        if self._absent:
+            for key, value in x.items() if isinstance(x, Mapping) else enumerate(x):
+                if key in self._absent and value is not None:
+                    raise DataError(
+                        f"item {key!r} of the input is given, and was None in the sample of from_bp, so that it would "
+                        "change nothing; convert with a sample that has it"
+                    )
 
     def gathered(self, x: Tree, more: Sequence[Tree], named: Mapping[str, Tree]) -> Tree:
         """The input of a batch, of arguments that are it, or those that the model takes.
@@ -302,12 +326,16 @@ class Arguments:
             return by_place if self._kind is tuple else by_place[0]
         places = self._places[: len(by_place)]
         bound = {**dict(zip(places, by_place, strict=False)), **named}
-        fits = {*self._names}.issuperset(places) if is_dict else bound.keys() == {*wanted}
-        if not fits or len(bound) != len(by_place) + len(named):
+        if is_dict:
+            fits = {*self._names, *self._absent}.issuperset(places)
+        else:
+            needed = {place for number, place in enumerate(wanted) if number not in self._absent}
+            fits = needed <= bound.keys() <= {*wanted}
+        if not fits or len(bound) < len(by_place) + len(named):
             raise self._refusal(f"{len(by_place)} arguments by place and {len(named)} by name")
         if is_dict:
             return bound
-        values = tuple(bound[place] for place in wanted)
+        values = tuple(bound.get(place) for place in wanted)
         return values if self._kind is tuple else values[0]
 
     def _refusal(self, found: str) -> DataError:
