@@ -6,6 +6,7 @@ from itertools import chain, pairwise
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
@@ -188,6 +189,8 @@ def test_padding_share_counts_what_a_loop_counts(lengths, seed):
         ([1.5, 2], DataError, "lengths of type float64; wanted whole numbers"),
         ([3, 0], DataError, "sample 1 has length 0; wanted at least 1"),
         ([3, -2], DataError, "sample 1 has length -2"),
+        ([torch.ones(3), torch.ones(2)], DataError, r"make no array .*; wanted one whole number for each sample"),
+        (torch.ones(2, dtype=torch.bfloat16), DataError, r"make no array \(TypeError"),
     ],
 )
 def test_bad_lengths(make, lengths, error, message):

@@ -16,7 +16,7 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from pipeal.core.errors import DataError
+from pipeal.core.errors import DataError, first_line
 from pipeal.data.batching.passes import PassSampler
 
 __all__ = ["EpochBatchSampler", "EpochSampler", "padding_share"]
@@ -156,7 +156,13 @@ def checked_lengths(lengths: Lengths) -> _Indices:
     Raises:
         DataError: No samples, or lengths that are not whole numbers of at least 1.
     """
-    found = np.asarray(lengths)
+    try:
+        found = np.asarray(lengths)
+    except (TypeError, ValueError) as error:  # the samples in the place of their lengths, or a type numpy lacks
+        raise DataError(
+            f"lengths that make no array ({first_line(error)}); wanted one whole number for each sample, such as "
+            "[len(sample) for sample in samples]"
+        ) from error
     if found.ndim != 1 or not found.size:
         raise DataError(f"lengths of shape {found.shape}; wanted one length for each of at least 1 sample")
     whole = whole_numbers(found)
