@@ -1037,6 +1037,18 @@ class TestErrors:
             with pytest.raises(DataError, match="no size for sample 1 among 1"):
                 list(SizeAwareBatchSampler([0, 1], sizeof, 10))
 
+    @pytest.mark.parametrize(
+        ("samples", "sizeof", "told"),
+        [
+            (["a", "b"], [1, 2], "no size of a str can be looked up in a list; wanted a function"),
+            ([[1], [2]], {1: 1}, "no size of a list can be looked up in a dict"),
+        ],
+    )
+    def test_samples_that_nothing_can_be_looked_up_by(self, samples, sizeof, told):
+        """Symptom: "list indices must be integers or slices, not str" of a list of sizes beside the samples."""
+        with pytest.raises(SizeTypeError, match=told):
+            list(size_aware_batching(samples, sizeof, 10))
+
     @pytest.mark.parametrize("empty", [[], range(0), SequentialSampler([]), iter([]), np.array([], np.int64)])
     @pytest.mark.parametrize("sizeof", [len, [], {}, torch.ones(0)])
     def test_without_samples_there_are_no_batches(self, empty, sizeof):

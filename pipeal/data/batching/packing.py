@@ -204,6 +204,7 @@ class Sizes:
 
         Raises:
             DataError: A mapping, sequence or array has none for a sample.
+            SizeTypeError: None can be looked up there by such a sample.
         """
         return map(self._from if callable(self._from) else self._looked_up, samples)
 
@@ -224,6 +225,11 @@ class Sizes:
             return self._from[sample]
         except LookupError as error:
             raise DataError(f"no size for sample {sample!r} among {len(self._from)}; sizeof must cover all") from error
+        except TypeError as error:
+            raise SizeTypeError(
+                f"no size of a {type(sample).__name__} can be looked up in a {type(self._from).__name__}; wanted a "
+                "function that gives the size of a sample"
+            ) from error
 
 
 def _as_array(found: Tensor) -> np.ndarray[Any, Any]:
