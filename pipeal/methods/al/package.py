@@ -175,8 +175,8 @@ class ALPackage(nn.Module):
             pool: From what an ``f`` gives to ``(B, D)``, where that is no image, sequence or vector; per place, to
                 features laid out as the answer is. One for all layers, or by the layer's number. Of a module, each
                 layer trains a copy. Images with their channels last need one, too, such as ``lambda x: x.mean((1,
-                2))``: nothing tells them from others. Where several values cross, it is given the first, and with a
-                mask ``(first, mask)``.
+                2))``, and what 1-D convolutions give, ``(B, C, T)``, such as ``lambda x: x.mean(2)``: nothing tells
+                them from others. Where several values cross, it is given the first, and with a mask ``(first, mask)``.
             blocks: In the place of built ones, by the layer's number, from 0, and the block's letter: ``{2: {"b":
                 my_bridge}}``. A bridge is given what a pool is; per place it gives codes ``(B, T, K)`` or ``(B, H, W,
                 K)``, and ``g`` and ``h`` are replaced together.
