@@ -64,7 +64,7 @@ class UnreadableError(DataError):
     """The images are at fault, not the place the cache is written to."""
 
 
-def decoded(job: Decoding, cache: bool | Path) -> Decoded:
+def decoded(job: Decoding, cache: bool | Path | str) -> Decoded:
     """The decoded images out of their files in the cache; the first call makes them. Without a cache, in memory.
 
     For each split there are ``.npy`` files of pixels and labels, and for both a ``.json``, written last, which

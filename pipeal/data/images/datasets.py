@@ -53,12 +53,12 @@ class ImageDataset:
 
 def load_images(
     name: str,
-    root: Path | None = None,
+    root: Path | str | None = None,
     *,
     size: int = 32,
     download: bool = True,
     on_broken: OnBroken = "raise",
-    cache: bool | Path = True,
+    cache: bool | Path | str = True,
     seed: int = 0,
     threads: int = 4,
     sources: Mapping[str, Collection[Source]] | None = None,
@@ -106,7 +106,7 @@ def load_images(
     if published.make:
         data = published.make(size, seed)
     else:
-        root = root or Path("data")
+        root = Path(root or "data")
         addresses = published.sources if sources is None else sources.get(published.name, ())
         form = published.found_in(root)
         if form is None:

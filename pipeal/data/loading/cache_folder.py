@@ -46,7 +46,7 @@ def kept(
     key: str,
     read: Callable[[Path], T | None],
     write: Callable[[Path], None],
-    cache: bool | Path,
+    cache: bool | Path | str,
 ) -> T | None:
     """What is made out of a data file: made once, and read from its own files from then on.
 
@@ -69,7 +69,7 @@ def kept(
     if cache is False:
         return None
     try:
-        folder = cache_folder() / what if cache is True else cache
+        folder = cache_folder() / what if cache is True else Path(cache)
         place = blake2b(str(source.resolve()).encode("utf-8", "surrogateescape"), digest_size=4).hexdigest()
         known = f"{source.name}{kind}.{place}."
         stem = folder / f"{known}{key}"

@@ -123,12 +123,13 @@ class Characters:
     fingerprint: str
 
 
-def read_characters(path: Path) -> Characters:
+def read_characters(path: Path | str) -> Characters:
     """Reads a UTF-8 text, plain or ``.gz``; line ends become ``\\n``.
 
     Raises:
         DataError: It cannot be read, is not UTF-8, or is empty.
     """
+    path = Path(path)
     # Read twice: the numbers of the characters are known once all were seen, and little is kept but a byte for each.
     # A pipe gives what it has once, and a second reader would wait for another writer: of it the text is kept.
     kept = None if os.path.isfile(path) else list(_pieces(path))
@@ -164,7 +165,7 @@ def with_plain_ends(text: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def find_shakespeare(root: Path, *, download: bool = True, progress: Progress | None = None) -> Path:
+def find_shakespeare(root: Path | str, *, download: bool = True, progress: Progress | None = None) -> Path:
     """The file of the text that everybody begins with: 1,115,394 characters of Shakespeare's plays.
 
     It is looked for as ``tinyshakespeare/input.txt`` and as ``shakespeare.txt`` under ``root``, plain or ``.gz``,
@@ -173,6 +174,7 @@ def find_shakespeare(root: Path, *, download: bool = True, progress: Progress | 
     Raises:
         DataError: It is not there and not to be had, with what to fetch and where to put it.
     """
+    root = Path(root)
     wanted = root / "tinyshakespeare" / _SHAKESPEARE.name
     found = plain_or_gz(wanted) or plain_or_gz(root / "shakespeare.txt")
     if found is None:

@@ -57,7 +57,7 @@ def published_max_len(name: str) -> int:
 
 def load_text(
     name: str,
-    root: Path | None = None,
+    root: Path | str | None = None,
     *,
     download: bool = True,
     seed: int = 0,
@@ -85,7 +85,7 @@ def load_text(
     if TEXT.dataset(name) == FILE:
         raise DataError(f"{name} is no published data set; a file of your own is read by load_text_file")
     published: PublishedTexts = TEXT.load_dataset(name)
-    folder, files = _find(published, root or Path("data"))
+    folder, files = _find(published, Path(root or "data"))
     missing = [wanted for wanted, path in files.items() if path is None]
     if missing:
         lacking = f"{published.name}: no {' or '.join(missing)} (nor .gz) in {folder}"

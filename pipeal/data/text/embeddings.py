@@ -52,11 +52,11 @@ class VectorTable:
 
 
 def load_vectors(
-    path: Path,
+    path: Path | str,
     vocab: Vocab,
     dim: int | None = None,
     *,
-    cache: bool | Path = True,
+    cache: bool | Path | str = True,
     seed: int = 0,
 ) -> VectorTable:
     """Reads the vectors of a vocabulary's words from a GloVe or fastText text file, plain or ``.gz``.
@@ -74,7 +74,7 @@ def load_vectors(
     Raises:
         DataError: Another dimension or a malformed line (file and line), or a file that cannot be read.
     """
-    file = VectorFile(path, dim)
+    file = VectorFile(Path(path), dim)
     get = vocab.indices.get
     cached = file.cached(cache)
     if cached is not None:
@@ -109,7 +109,7 @@ def vectors_from_torchtext(vectors: TorchtextVectors, vocab: Vocab, *, seed: int
     return _table(list(places), matrix[list(places.values())], vocab, seed)
 
 
-def find_vectors(root: Path, kind: str = "glove", dim: int = 300) -> Path:
+def find_vectors(root: Path | str, kind: str = "glove", dim: int = 300) -> Path:
     """Finds a published vector file under ``root``, ``root/glove`` or ``root/embedding``.
 
     Args:
@@ -122,6 +122,7 @@ def find_vectors(root: Path, kind: str = "glove", dim: int = 300) -> Path:
     """
     if kind not in _PATTERNS:
         raise DataError(unknown_name("kind of vectors", kind, _PATTERNS))
+    root = Path(root)
     found = list_vectors(root).get((kind, dim))
     if found is None:
         names = ", ".join(pattern.format(dim=dim) for pattern in _PATTERNS[kind])
@@ -132,7 +133,7 @@ def find_vectors(root: Path, kind: str = "glove", dim: int = 300) -> Path:
     return found
 
 
-def list_vectors(root: Path) -> dict[tuple[str, int], Path]:
+def list_vectors(root: Path | str) -> dict[tuple[str, int], Path]:
     """The published vector files under ``root``: by kind and dimension, what :func:`find_vectors` finds.
 
     Nothing of the files is read, and there may be none.
@@ -140,7 +141,7 @@ def list_vectors(root: Path) -> dict[tuple[str, int], Path]:
     found: dict[tuple[str, int], Path] = {}
     for kind, patterns in _PATTERNS.items():
         for name in (pattern.format(dim="*") + end for pattern in patterns for end in ("", ".gz")):
-            for path in (path for folder in _FOLDERS for path in sorted((root / folder).glob(name))):
+            for path in (path for folder in _FOLDERS for path in sorted((Path(root) / folder).glob(name))):
                 dim = re.search(r"[.-](\d+)d", path.name)
                 if dim:
                     found.setdefault((kind, int(dim[1])), path)

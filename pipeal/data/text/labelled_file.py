@@ -25,8 +25,8 @@ _SHOWN = 10
 
 
 def load_text_file(
-    path: Path,
-    test_path: Path | None = None,
+    path: Path | str,
+    test_path: Path | str | None = None,
     *,
     text: Sequence[str] = ("text",),
     label: str = "label",
@@ -54,6 +54,7 @@ def load_text_file(
         raise ConfigError(f"the label's column, {label!r}, is one of the text, which would tell it; {_NAME_THEM}")
     if not 0 <= test_share <= 1:
         raise ConfigError(f"test_share is {test_share}; wanted a share from 0 to 1")
+    path = Path(path)
     texts, labels, found = _read(path, text, label)
     words = sorted(found, key=_whole_numbers_first)
     if len(words) < 2:
@@ -63,7 +64,7 @@ def load_text_file(
     if test_path is None:
         train, test = _drawn(path, whole, test_share, seed)
         return TextDataset(FILE, tuple(words), train, test)
-    test_texts, test_labels, found = _read(test_path, text, label)
+    test_texts, test_labels, found = _read(Path(test_path), text, label)
     for word, where in found.items():
         if word not in numbers:
             raise DataError(f"{where}: {label} {_short(word)} is not in {path}, which has {_listed(words)}")

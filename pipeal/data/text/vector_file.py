@@ -84,7 +84,7 @@ class VectorFile:
             found = str(error)
         raise DataError(f"{self.path}, line {line}: {found}; wanted a word and {self.dim} numbers")
 
-    def cached(self, cache: bool | Path = True) -> VectorRows | None:
+    def cached(self, cache: bool | Path | str = True) -> VectorRows | None:
         """All rows, from the binary form; the first call makes it.
 
         The form is two files, named after the text file's place, size and time of change: ``.words`` (UTF-8, one a
