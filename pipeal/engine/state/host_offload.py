@@ -46,7 +46,8 @@ from pipeal.core.packet import Packet
 from pipeal.core.protocols import DOWN, UP, Path
 from pipeal.engine.devices import Device, Ready
 from pipeal.engine.state.home import Home
-from pipeal.engine.state.layer_state import CopyTensor, load_optimizer
+from pipeal.engine.state.layer_state import CopyTensor
+from pipeal.engine.state.optimizer_state import load_optimizer
 from pipeal.engine.state.stateful import stateful, tensors_kept_by
 from pipeal.engine.state.stretch import Memory, Plan, gather, moves
 from pipeal.engine.trace import StageClock, Way

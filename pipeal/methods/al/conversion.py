@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, Literal, TypeAlias
@@ -22,6 +23,7 @@ Pools: TypeAlias = Pool | Mapping[int, Pool]
 
 PerPlace: TypeAlias = Literal["per-place"]
 
+_LETTERS = ("f", "b", "g", "h")
 _IGNORED = -100
 """The label of places that have none, as PyTorch and ``transformers`` have it."""
 
@@ -81,6 +83,38 @@ class Conversion:
         """The label of places that have none."""
         return _IGNORED if self.ignore_index is None else self.ignore_index
 
+    def own_blocks(self, layers: int) -> list[Mapping[str, nn.Module]]:
+        """The user's blocks of each of so many layers, by their letters.
+
+        Raises:
+            ConfigError: They are of no such layer, or no blocks.
+        """
+        given = {} if self.blocks is None else self.blocks
+        _check_numbers("blocks", given, layers)
+        for number, own in given.items():
+            if not isinstance(own, Mapping):
+                raise ConfigError(f"blocks of layer {number} is a {type(own).__name__}; expected a mapping, {{'b': …}}")
+            for letter, block in own.items():
+                if letter not in _LETTERS or not isinstance(block, nn.Module):
+                    raise ConfigError(
+                        f"blocks of layer {number}: {letter!r} is a {type(block).__name__}; expected 'f', 'b', 'g' or "
+                        "'h', each a torch.nn.Module"
+                    )
+        return [given.get(number, {}) for number in range(layers)]
+
+    def pools(self, layers: int) -> Mapping[int, Pool]:
+        """The user's pools, by the numbers of the layers that have one.
+
+        Raises:
+            ConfigError: They are of no such layer.
+        """
+        if self.pool is None:
+            return {}
+        given = self.pool if isinstance(self.pool, Mapping) else dict.fromkeys(range(layers), self.pool)
+        _check_numbers("pool", given, layers)
+        # A module in two bridges would be trained by two layers, in whatever order.
+        return {number: deepcopy(one) if isinstance(one, nn.Module) else one for number, one in given.items()}
+
     def _refuse(self, defaults: Mapping[str, Any], because: str) -> None:
         for name, default in defaults.items():
             found = getattr(self, name)
@@ -95,3 +129,11 @@ class Conversion:
                 f"ignore_index is {self.ignore_index}; expected a number below 0 with method={self.known.name!r}, "
                 f"whose layers take labels as they are: give y.masked_fill(y == {self.ignore_index}, {_IGNORED})"
             )
+
+
+def _check_numbers(argument: str, given: Mapping[int, Any], layers: int) -> None:
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{argument} is a {type(given).__name__}; expected a mapping by the number of a layer")
+    for number in given:
+        if number not in range(layers):
+            raise ConfigError(f"{argument} names layer {number!r}; this model has layers 0 to {layers - 1}")

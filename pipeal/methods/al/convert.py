@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from copy import deepcopy
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -30,7 +29,7 @@ from pipeal.core.tree import Tree, batch_size, describe, map_tensors, move, shap
 from pipeal.core.weights import Given, Weights
 from pipeal.methods import make_layers
 from pipeal.methods.al.bridges import Pool
-from pipeal.methods.al.conversion import Conversion, OwnBlocks, Pools
+from pipeal.methods.al.conversion import Conversion
 from pipeal.methods.al.cut_network import as_network
 from pipeal.methods.al.place_codes import padding_of
 from pipeal.methods.al.sides import POOLED_CODE, EachPlace, Forward, Places, Sides, WholeInput
@@ -44,8 +43,6 @@ from pipeal.methods.cutting.piece import Features, Piece
 from pipeal.methods.cutting.probe import ShapesAlone, probing
 from pipeal.methods.layer import LocalLayer
 from pipeal.methods.optimizers import OptimizerFactory
-
-LETTERS = ("f", "b", "g", "h")
 
 _META = torch.device("meta")
 _SHOWN = 8
@@ -88,8 +85,7 @@ def _convert(
     on_meta: bool,
 ) -> tuple[list[LocalLayer], list[LayerShapes], list[str]]:
     parts = [_whole(model, sample)] if how.known.is_whole else _parts(model, split, sample)
-    own = _own_blocks(how.blocks, len(parts))
-    pools = _pools(how.pool, len(parts))
+    own, pools = how.own_blocks(len(parts)), how.pools(len(parts))
     parts = [replace(part, module=own[number].get("f", part.module)) for number, part in enumerate(parts)]
     refuse_ties(parts)
     tried: list[Harmless] = []
@@ -234,39 +230,6 @@ def _parts(model: Model, split: Sequence[str] | int | None, sample: Tree) -> lis
 def _is_packed(tree: Tree) -> bool:
     """Also where it is an item of a tuple, as ``nn.LSTM`` returns it."""
     return any(isinstance(part, PackedSequence) for part in (tree if type(tree) is tuple else (tree,)))
-
-
-def _own_blocks(given: OwnBlocks | None, layers: int) -> list[Mapping[str, nn.Module]]:
-    """The user's blocks of each layer, by their letters."""
-    given = {} if given is None else given
-    _check_numbers("blocks", given, layers)
-    for number, own in given.items():
-        if not isinstance(own, Mapping):
-            raise ConfigError(f"blocks of layer {number} is a {type(own).__name__}; expected a mapping, {{'b': …}}")
-        for letter, block in own.items():
-            if letter not in LETTERS or not isinstance(block, nn.Module):
-                raise ConfigError(
-                    f"blocks of layer {number}: {letter!r} is a {type(block).__name__}; expected 'f', 'b', 'g' or "
-                    "'h', each a torch.nn.Module"
-                )
-    return [given.get(number, {}) for number in range(layers)]
-
-
-def _pools(pool: Pools | None, layers: int) -> Mapping[int, Pool]:
-    if pool is None:
-        return {}
-    given = pool if isinstance(pool, Mapping) else dict.fromkeys(range(layers), pool)
-    _check_numbers("pool", given, layers)
-    # A module in two bridges would be trained by two layers, in whatever order.
-    return {number: deepcopy(one) if isinstance(one, nn.Module) else one for number, one in given.items()}
-
-
-def _check_numbers(argument: str, given: Mapping[int, Any], layers: int) -> None:
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"{argument} is a {type(given).__name__}; expected a mapping by the number of a layer")
-    for number in given:
-        if number not in range(layers):
-            raise ConfigError(f"{argument} names layer {number!r}; this model has layers 0 to {layers - 1}")
 
 
 def _check_trainable(number: int, part: Part, optimizer: OptimizerFactory | None) -> None:
