@@ -112,10 +112,10 @@ class Pipeline:
         options: EngineOptions | None = None,
         **keywords: Any,
     ) -> None:
-        self.seed = seed
+        check_seed(seed)
+        self.seed = seed = int(seed)
         options = self._options_here(with_keywords(options, keywords))
         self.schedule = schedule_named(schedule).within(options.within_stage)
-        check_seed(seed)
         if not is_whole(first_batch, 0):
             raise ConfigError(f"first_batch is {first_batch!r}; expected a whole number, at least 0")
         options.check_layout(by_layer=self.schedule.by_layer)  # told before layers are moved, which takes long
@@ -154,7 +154,7 @@ class Pipeline:
                 )
             )
         self._process_settings = ExitStack()
-        self.next_batch = first_batch
+        self.next_batch = int(first_batch)  # a number of NumPy's could not be loaded again, nor sent
         self.left_behind = self.gathers = self._uneven = False
         self._sequence = 0
         self._handed_over = 0, True, 0
@@ -281,7 +281,7 @@ class Pipeline:
             raise ValueError(f"cannot skip {count!r} batches; expected a whole number, at least 0")
         if self._executor is not None:
             self._count(self._executor)
-        self.next_batch += count
+        self.next_batch += int(count)
 
     def drain(self) -> RunReport:
         """Waits until every batch submitted has been learnt from, and reports on them; raises as :meth:`submit`."""
@@ -451,6 +451,7 @@ class Pipeline:
                 x, y = map_tensors(_for_training, (x, y))
         # No caller can write to what was copied above; and a serial schedule is done with the batch at the return.
         handed_over = None if self.schedule.serial else HandedOver((x, y))
+        lr_scale, updates = float(lr_scale), bool(updates)  # of any library
         packet = Packet(self.next_batch, x, y, lr_scale, updates, self._sequence, ready_now((x, y)), handed_over)
         self._handed_over = self.next_batch, updates, batch_size(x)
         try:

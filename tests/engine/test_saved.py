@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -150,6 +151,18 @@ def test_the_seed_is_that_of_the_file(tmp_path: Path) -> None:
     for name in ("seed", "first_batch"):
         with pytest.raises(ConfigError, match=f"{name} is given, but comes from the file"):
             Pipeline.load(tmp_path / "m", small(), **{name: 5})
+
+
+@pytest.mark.parametrize(
+    "settings", [{"seed": np.int64(3)}, {"first_batch": np.int64(3)}, {}], ids=lambda one: str(*one)
+)
+def test_numbers_of_numpy_are_saved_as_plain_ones(tmp_path: Path, settings: dict[str, Any]) -> None:
+    """Symptom: a file that ``save`` had written was "damaged": ``torch.load`` takes no number of NumPy's."""
+    pipe = Pipeline(quick(2), "cpu", "sequential", **settings)
+    pipe.skip(np.int64(2))
+    pipe.save(tmp_path / "model.pipeal")
+    loaded = Pipeline.load(tmp_path / "model.pipeal", quick(2))
+    assert (loaded.seed, loaded.next_batch) == (settings.get("seed", 0), settings.get("first_batch", 0) + 2)
 
 
 def test_in_the_middle_of_an_update_nothing_is_saved_or_loaded(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def facts_of(packet: Packet) -> dict[str, Any]:
     return {
         "sequence": packet.sequence,
         "batch": packet.batch,
-        "lr_scale": float(packet.lr_scale),
+        "lr_scale": packet.lr_scale,
         "updates": packet.updates,
     }
 

@@ -218,7 +218,7 @@ class DistributedPipeline(_Line):
         """
         super().skip(count)
         if self.is_open and self.world.mesh.replicas > 1:
-            self._line().tell_heads("leave out", {"count": count})
+            self._line().tell_heads("leave out", {"count": int(count)})
 
     def snapshot(self, note: Any = None) -> Snapshot:
         """As :meth:`pipeal.Pipeline.snapshot`; the states, or what other ranks say of keeping theirs, come from all

@@ -161,7 +161,7 @@ class Predictor:
             )
         if not 1 <= depth <= layers:
             raise PlacementError(f"exit {depth} does not exist; this model has exits 1 to {layers}")
-        return depth
+        return int(depth)
 
 
 @contextmanager

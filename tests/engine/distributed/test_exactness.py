@@ -6,11 +6,12 @@ import threading
 from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeal import ALPackage
+from pipeal import ALPackage, Pipeline
 from pipeal.engine import SCHEDULES, Snapshot, load_layer_state
 from pipeal.engine.distributed.pipeline import DistributedPipeline, serve
 from pipeal.engine.distributed.world import World
@@ -87,3 +88,37 @@ def test_every_schedule_on_every_number_of_ranks(schedule: str, placed: list[tup
             for queue_depth in (1, 2):
                 found = run(worlds, case, schedule, sizes, queue_depth=queue_depth)
                 assert found.differences(reference(case)) == [], (sizes, queue_depth)
+
+
+def test_numbers_of_numpy_are_what_they_are_in_one_process() -> None:
+    """Symptom: JSON, in which a packet's numbers travel, took no ``np.bool_`` and no ``np.int64``, and the pipeline
+    failed; a rate of ``np.float32`` was one in one process, and a plain number over several."""
+    case = Case((Layer(), Layer("linear", "AL", 3)), rows=(4, 4, 3, 2))
+    batches, chosen = case.batches(), {"first_batch": np.int64(1), "threads": 1}
+
+    def learnt(pipe: Pipeline) -> Snapshot:
+        report = pipe.run(
+            batches[:2], lambda batch: np.float32(cosine(batch)), updates=lambda batch: np.bool_(batch % 2)
+        )
+        pipe.skip(np.int64(3))
+        pipe.run(batches[2:], np.float32(0.3))
+        assert report.batches == 2
+        return pipe.snapshot()
+
+    def work(world: World) -> tuple[Outcome, int] | None:
+        if world.rank:
+            serve(packages[1], world, **chosen)
+            return None
+        with DistributedPipeline(packages[0], world, **chosen) as pipe:
+            snapshot, logits = learnt(pipe), pipe.predict(batches[0][0], np.int64(2))
+        with _building:
+            return outcome(rebuilt(case, snapshot), [], [logits]), pipe.next_batch
+
+    with thread_ranks(2) as worlds:
+        packages = [case.build() for _ in worlds]
+        found = on_each(worlds, work)[0]
+    with Pipeline(case.build(), "cpu", **chosen) as pipe:
+        snapshot, logits = learnt(pipe), pipe.predict(batches[0][0], 2)
+    assert found is not None
+    assert found[1] == pipe.next_batch == 8
+    assert found[0].differences(outcome(rebuilt(case, snapshot), [], [logits])) == []
