@@ -411,10 +411,39 @@ def test_the_callers_autocast_does_not_reach_one_schedule_and_miss_another() -> 
     assert all(weights == found["sequential"] for weights in found.values())
 
 
-def test_the_callers_grad_mode_does_not_matter() -> None:
-    found = weights_by_schedule(lambda: ALPackage([square() for _ in range(2)]), data(4, 3), torch.no_grad)
+class Summed(AL):
+    """Adds its losses up on the way back, and has graphs in its update, as optimizers that look ahead do."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        ae_loss, code = self.ae(y)
+        enc_loss, out = self.enc(x, code.detach())
+        self.parts = enc_loss, ae_loss
+        return out.detach(), code.detach()
+
+    def backward(self) -> None:
+        torch.stack(self.parts).sum().backward()
+
+    def update(self) -> None:
+        super().update()
+        assert self.enc.b(torch.zeros(1, 16)).requires_grad
+
+    def loss(self) -> tuple[Tensor, ...]:
+        return tuple(part.detach() for part in self.parts)
+
+
+@pytest.mark.parametrize("kind", [AL, Summed])
+def test_the_callers_grad_mode_does_not_matter(kind: type[AL]) -> None:
+    """Symptom: under ``sequential`` a backward that added its losses up had no graph to go back through."""
+
+    def package() -> ALPackage:
+        sides = [
+            (ENC(nn.Linear(16, 16), nn.Linear(16, 16)), AE(nn.Linear(16, 16), nn.Linear(16, 16))) for _ in range(2)
+        ]
+        return ALPackage([kind(enc, ae) for enc, ae in sides])
+
+    found = weights_by_schedule(package, data(4, 3), torch.no_grad)
     torch.manual_seed(5)
-    untrained = ALPackage([square() for _ in range(2)])
+    untrained = package()
     start = torch.cat([value.flatten() for value in untrained.parameters()]).tolist()
     assert all(weights == found["sequential"] != start for weights in found.values())
 

@@ -184,14 +184,13 @@ def autocast(device: Device, precision: Precision) -> ExitStack:
 def settings(action: Action, device: Device, precision: Precision) -> AbstractContextManager[Any]:
     """All of it for an action, set from here on where it is not so already; ``with`` it at once."""
     found: list[AbstractContextManager[Any]] = []
-    forward = action is Action.FORWARD
-    if forward and precision in _HALF:
+    if action is Action.FORWARD and precision in _HALF:
         found.append(autocast(device, precision))
     else:  # the caller's
         found += [torch.autocast(kind, enabled=False) for kind in device.types if torch.is_autocast_enabled(kind)]
     if torch.is_inference_mode_enabled():  # whose tensors never learn, nor may those of an optimizer be changed later
         found.append(torch.inference_mode(False))  # with gradients enabled
-    elif forward and not torch.is_grad_enabled():
+    elif not torch.is_grad_enabled():  # a backward may add losses up first, and an update go forward once more
         found.append(torch.enable_grad())
     if action is Action.BACKWARD:
         # With autograd's own threads off, the backward of stages that share a GPU runs on their workers instead of on
