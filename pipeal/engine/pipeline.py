@@ -99,6 +99,7 @@ class Pipeline:
         TypeError: A keyword is not known.
     """
 
+    @torch.inference_mode(False)  # layers are made and moved here, which are to learn later
     def __init__(
         self,
         model: nn.Module | Iterable[TrainableLayer],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -23,7 +24,7 @@ from pipeal.engine.execution.executors import Executor
 from pipeal.engine.runner import precision as settings
 from pipeal.engine.state.layer_state import layer_state, load_layer_states
 
-from .cases import Case, cases, cosine, cuts, outcome
+from .cases import Case, Layer, Outcome, cases, cosine, cuts, outcome
 from .test_layer_state import pairs, rebuilt
 from .traps import Trap, nothing, quick, throw
 
@@ -163,6 +164,34 @@ def test_numbers_of_numpy_are_saved_as_plain_ones(tmp_path: Path, settings: dict
     pipe.save(tmp_path / "model.pipeal")
     loaded = Pipeline.load(tmp_path / "model.pipeal", quick(2))
     assert (loaded.seed, loaded.next_batch) == (settings.get("seed", 0), settings.get("first_batch", 0) + 2)
+
+
+@pytest.mark.parametrize("way", ["made", "loaded"])
+@pytest.mark.parametrize("offload", ["none", "disk"])
+def test_what_is_loaded_in_inference_mode_learns_on(tmp_path: Path, way: str, offload: Any) -> None:
+    """Symptom: "Inplace update to inference tensor outside InferenceMode", in the first update: what optimizers keep
+    was made in that mode, and on the meta device weights could not be made there at all."""
+    case = Case((Layer(width=40), Layer(code=40)))
+
+    def learnt(mode: bool) -> Outcome:
+        with torch.device("meta") if way == "made" else nullcontext():
+            package = case.build()
+        settings: dict[str, Any] = {"threads": 1, "offload": offload, "offload_folder": tmp_path}
+        with torch.inference_mode(mode):
+            if way == "made":
+                pipe = Pipeline(package, "cpu*2", **settings)
+            else:
+                pipe = Pipeline.load(path, package, "cpu*2", **settings)
+        with pipe:
+            losses = pipe.run(case.batches(), cosine).losses
+        assert not any(weight.is_inference() for weight in package.parameters())
+        return outcome(package, losses, [])
+
+    path = tmp_path / "model.pipeal"
+    with Pipeline(case.build(), "cpu", threads=1) as pipe:
+        pipe.run(case.batches())
+        pipe.save(path)
+    assert learnt(True).differences(learnt(False)) == []
 
 
 def test_in_the_middle_of_an_update_nothing_is_saved_or_loaded(tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ def layer_state(layer: TrainableLayer, copy_tensor: CopyTensor = copy_to_host) -
         return _state_of(module_of(layer), _Copier(copy_tensor))
 
 
+@torch.inference_mode(False)  # or what optimizers keep could not be written to later
 def load_layer_state(layer: TrainableLayer, state: State) -> None:
     """Puts a state back into a layer of the same make, on whatever device it is; ``state`` is not held on to.
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 
+@torch.inference_mode(False)
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """``load_state_dict``, without what it loses: types other than the parameter's, and the parameter's layout.
 
