@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, namedtuple
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -171,6 +171,34 @@ def test_dataclasses_are_looked_into() -> None:
     assert not found.rest[0].requires_grad
     assert found.rest[1] == 4
     assert len(tensors(found)) == 2
+
+
+@dataclass(frozen=True)
+class Masked:
+    """One with a field that its ``__init__`` makes."""
+
+    x: torch.Tensor
+    mask: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mask", self.x > 0)
+
+
+def test_fields_that_a_dataclass_makes_by_itself_go_along() -> None:
+    """Symptom: "field mask is declared with init=False, it cannot be specified with replace()"."""
+    record = Masked(torch.tensor([-1.0, 1.0]))
+    object.__setattr__(record, "mask", torch.tensor([True, True]))
+    found = map_tensors(lambda tensor: ~tensor if tensor.dtype == torch.bool else 2 * tensor, record)
+    assert (found.x.tolist(), found.mask.tolist()) == ([-2, 2], [False, False])
+
+
+def test_what_has_no_strides_is_copied_as_well() -> None:
+    """Symptom: a sparse weight, or a sparse batch made in inference mode, was refused by ``as_strided``."""
+    sparse = torch.eye(3).to_sparse().requires_grad_()
+    found = detach(sparse)
+    assert not found.requires_grad
+    assert torch.equal(found.to_dense(), torch.eye(3))
+    assert found.values().data_ptr() != sparse.detach().values().data_ptr()
 
 
 def test_a_container_that_cannot_be_looked_into_is_refused() -> None:

@@ -70,8 +70,22 @@ def detach(tree: T) -> T:
 
 def copied(tensor: Tensor) -> Tensor:
     """A copy, in which what is expanded lies once, as before."""
-    once = tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())]
-    return once.clone().expand(tensor.shape)
+    return carried(tensor, Tensor.clone)
+
+
+def carried(tensor: Tensor, carry: Callable[[Tensor], Tensor]) -> Tensor:
+    """What arrives of a tensor, which repeats itself there as it does here: ``carry`` is given one of each."""
+    once = one_of_each(tensor)
+    arrived = carry(once)
+    return arrived if once is tensor else arrived.expand(tensor.shape)
+
+
+def one_of_each(tensor: Tensor) -> Tensor:
+    """What lies in memory of a tensor that repeats itself along some dimensions: one of each."""
+    for dim, stride in enumerate(tensor.stride() if tensor.layout is torch.strided else ()):
+        if tensor.shape[dim] > 1 and not stride:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
 
 
 def detach_alone(tensor: Tensor) -> Tensor:
@@ -120,8 +134,12 @@ def _map_leaf(function: Callable[[Tensor], Tensor], leaf: Any) -> Any:
     if isinstance(leaf, Tensor):
         return function(leaf)
     if _is_record(leaf):
-        parts = {field.name: map_tensors(function, getattr(leaf, field.name)) for field in dataclasses.fields(leaf)}
-        return dataclasses.replace(leaf, **parts)
+        fields = dataclasses.fields(leaf)
+        parts = {field.name: map_tensors(function, getattr(leaf, field.name)) for field in fields}
+        record = dataclasses.replace(leaf, **{field.name: parts.pop(field.name) for field in fields if field.init})
+        for name, part in parts.items():  # of those that its __init__ does not take
+            object.__setattr__(record, name, part)
+        return record
     _refuse_unknown(leaf)
     return leaf
 
