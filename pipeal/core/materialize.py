@@ -11,7 +11,7 @@ Parameters stay the objects that they are: the optimizers that were made of them
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import nan
 from typing import Any, TypeAlias
@@ -22,7 +22,7 @@ from torch.nn.parameter import is_lazy
 
 from pipeal.core.errors import ConfigError, first_line
 from pipeal.core.rng import keyed
-from pipeal.core.tree import describe, shapes_of
+from pipeal.core.tree import describe, one_of_each, shapes_of
 from pipeal.core.weights import Weights
 
 InitWeights: TypeAlias = Callable[[nn.Module], Any]
@@ -54,6 +54,7 @@ def is_on_meta(module: nn.Module) -> bool:
     return any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers()))
 
 
+@torch.inference_mode(False)  # or the weights could not learn
 def materialize(layer: nn.Module, seed: int, number: int) -> None:
     """Makes what a layer has on the meta device real, on the CPU. Idempotent; what is real and has no weights keeps its
     numbers.
@@ -78,26 +79,24 @@ def materialize(layer: nn.Module, seed: int, number: int) -> None:
     check_fillable(layer, number)
     places = list(_on_meta(layer))
     # Where a module is reset for one of its tensors, what it has beside it is, too.
-    real = [(one, one.detach().clone()) for one in (*layer.parameters(), *layer.buffers()) if _has_numbers(one)]
+    tensors = (*layer.parameters(), *layer.buffers())
+    real = [(one, one_of_each(one.detach()).clone()) for one in tensors if _has_numbers(one)]
     twins: list[tuple[Tensor, Tensor]] = []
     try:
         for place in places:
             twins.append((place.tensor, _give_memory(place, number)))
         with torch.device("cpu"), torch.no_grad(), keyed(seed, number, whole_default=True):
             _fill(layer, [place for place in places if place.name not in origin.names], number)
-            for tensor, value in real:
-                tensor.copy_(value)
+            _put_numbers_back(real)
             if origin.weights is not None:
-                tensors = {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
-                origin.weights.fill((origin.names[name], tensors[name]) for name in origin.names if name in tensors)
+                named = {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
+                origin.weights.fill((origin.names[name], named[name]) for name in origin.names if name in named)
     except BaseException:
         for place in places:
             place.put_back()
         for tensor, twin in twins:
             torch.utils.swap_tensors(tensor, twin)
-        with torch.no_grad():
-            for tensor, value in real:
-                tensor.copy_(value)
+        _put_numbers_back(real)
         raise
     if isinstance(getattr(layer, "origin", None), Origin):
         layer.origin = None  # type: ignore[assignment]  # with the last layer, the weights may go
@@ -270,6 +269,12 @@ def _meta_states(optimizer: torch.optim.Optimizer) -> Iterator[bool]:
     for state in optimizer.state.values():
         for value in state.values() if isinstance(state, Mapping) else ():
             yield isinstance(value, Tensor) and value.is_meta
+
+
+@torch.no_grad()
+def _put_numbers_back(real: Iterable[tuple[Tensor, Tensor]]) -> None:
+    for tensor, value in real:
+        one_of_each(tensor).copy_(value)  # what repeats its memory could not be written to as a whole
 
 
 def _has_numbers(tensor: Tensor) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pipeal.engine.devices.copies import carried
+from pipeal.core.tree import carried
 
 
 def test_what_is_repeated_travels_once() -> None:

@@ -776,6 +776,26 @@ def test_attributes_of_parameters_stay() -> None:
     assert image.weight.is_contiguous(memory_format=torch.channels_last)
 
 
+def test_what_is_real_beside_it_keeps_its_numbers_however_it_lies() -> None:
+    """Symptom: "more than one element of the written-to tensor refers to a single memory location"."""
+
+    class Masked(nn.Linear):
+        def reset_parameters(self) -> None:
+            super().reset_parameters()
+            if hasattr(self, "scale"):
+                self.scale.zero_()
+
+    net = on_meta(lambda: Masked(6, 6))
+    net.register_buffer("mask", torch.ones(1).expand(6))
+    net.register_buffer("scale", torch.full((6,), 2.0))
+    net.register_buffer("graph", torch.eye(6).to_sparse())
+    with torch.inference_mode():  # in which weights could not be made that learn
+        materialize(net, 0, 0)
+    assert (net.mask.unique().tolist(), net.scale.unique().tolist()) == ([1], [2])
+    assert torch.equal(net.graph.to_dense(), torch.eye(6))
+    assert not net.weight.is_inference()
+
+
 def test_masks_of_a_real_sample_are_looked_at() -> None:
     class Masked(nn.Linear):
         def forward(self, x: tuple[Tensor, Tensor]) -> Tensor:  # type: ignore[override]

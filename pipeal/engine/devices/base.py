@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from pipeal.core.tree import Tree, map_tensors, tensors
-from pipeal.engine.devices.copies import carried, to_pinned
+from pipeal.core.tree import Tree, carried, map_tensors, tensors
+from pipeal.engine.devices.copies import to_pinned
 from pipeal.engine.schedule import Action
 
 Stamp: TypeAlias = Any

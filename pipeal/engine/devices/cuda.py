@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from pipeal.core.errors import PlacementError
-from pipeal.core.tree import Tree, map_tensors, tensors
+from pipeal.core.tree import Tree, carried, map_tensors, tensors
 from pipeal.engine.devices.base import Device, Lane, Ready, Stamp
-from pipeal.engine.devices.copies import carried, pinned, to_pinned
+from pipeal.engine.devices.copies import pinned, to_pinned
 from pipeal.engine.devices.locked import locked_memory
 
 _POLL_S = 2e-4

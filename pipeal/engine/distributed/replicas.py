@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from pipeal.core.errors import ConfigError, PeerLostError
 from pipeal.core.modules import module_of
 from pipeal.core.protocols import TrainableLayer
-from pipeal.core.tree import tensors
+from pipeal.core.tree import one_of_each, tensors
 from pipeal.engine.devices import Device
 from pipeal.engine.distributed.process_groups import BUCKET_BYTES, Groups
 from pipeal.engine.distributed.world import World
@@ -100,7 +100,7 @@ class Alike:
         """
         module = module_of(layer)
         parameters = [one for one in module.parameters() if one.requires_grad and learnt]
-        buffers = list(module.buffers())
+        buffers = [one_of_each(one) for one in module.buffers()]  # over the same memory
         counts = [samples, learnt, *(one.grad is not None for one in parameters)]
         mine = [_flat(one) for one in parameters]
         weight = learnt or samples

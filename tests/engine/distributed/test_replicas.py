@@ -192,6 +192,33 @@ def test_updates_that_draw_leave_replicas_alike() -> None:
     assert first.differences(second) == []
 
 
+def test_a_buffer_that_repeats_its_memory_is_none_to_write_to_as_a_whole() -> None:
+    """Symptom: "more than one element of the written-to tensor refers to a single memory location", from replica 1."""
+
+    class Masked(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(3, 3)
+            self.register_buffer("mask", torch.ones(1).expand(4, 3), persistent=False)
+            self.register_buffer("seen", torch.zeros(2, 1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen += self.training * x.sum()
+            return super().forward(x * self.mask)
+
+    def package() -> ALPackage:
+        torch.manual_seed(0)
+        return ALPackage([AL(ENC(Masked(), nn.Linear(3, 2)), AE(nn.Linear(2, 2), nn.Linear(2, 2)))])
+
+    parts = [[(torch.randn(4, 3), torch.randn(4, 2))] for _ in range(2)]
+    with thread_ranks(2, replicas=2) as worlds:
+        packages = [package(), package()]
+        train(worlds, packages, parts)
+    first, second = (one[0].enc.f for one in packages)
+    assert torch.equal(first.seen, second.seen)
+    assert first.seen.flatten().tolist() == [parts[0][0][0].sum().item()] * 2
+    assert second.mask.unique().tolist() == [1]
+
+
 def test_one_stage_with_replicas_is_plain_data_parallel_backpropagation() -> None:
     def package() -> ALPackage:
         torch.manual_seed(1)
