@@ -448,6 +448,14 @@ def test_the_callers_grad_mode_does_not_matter(kind: type[AL]) -> None:
     assert all(weights == found["sequential"] != start for weights in found.values())
 
 
+def test_the_callers_default_device_does_not_matter() -> None:
+    """Symptom: under ``sequential`` losses went there, after ``torch.set_default_device``, which is of a thread."""
+    found = weights_by_schedule(
+        lambda: ALPackage([square() for _ in range(2)]), data(4, 3), lambda: torch.device("meta")
+    )
+    assert all(weights == found["sequential"] for weights in found.values())
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("made_there", [False, True])
 def test_inference_mode_of_the_caller_does_not_matter(schedule: str, *, made_there: bool) -> None:

@@ -57,6 +57,17 @@ def test_tensors_come_back_with_their_bits_and_strides(mapped: bool, tmp_path: P
         assert bits(one) == bits(wanted), name
 
 
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_a_default_device_changes_no_file(tmp_path: Path) -> None:
+    """Symptom: after ``torch.set_default_device`` a checkpoint was neither written nor read: "the devices must
+    match"."""
+    plain, coo, csr = torch.randn(3, 5), torch.eye(3).to_sparse(), torch.eye(3).to_sparse_csr()
+    with torch.device("meta"):
+        found = there_and_back(tmp_path, {"plain": plain, "coo": coo, "csr": csr})
+    assert torch.equal(found["plain"], plain)
+    assert all(torch.equal(found[name].to_dense(), torch.eye(3)) for name in ("coo", "csr"))
+
+
 def test_one_that_repeats_its_memory_very_often_is_kept_whole(tmp_path: Path) -> None:
     """A file that says so of a few bytes is refused: its copy took the memory of the machine, with a traceback."""
     wanted = torch.randn(3).expand(2**17, 3)

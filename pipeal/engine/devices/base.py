@@ -167,7 +167,7 @@ class Device:
 
     def locked(self, size: int) -> Tensor:
         """So many bytes of the host's memory, as :meth:`room`, which lanes copy from and to."""
-        return torch.empty(size, dtype=torch.uint8)
+        return torch.empty(size, dtype=torch.uint8, device="cpu")
 
     def end_batch(self) -> None:
         """Marks the end of a batch's work."""

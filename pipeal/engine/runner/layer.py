@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -134,7 +135,7 @@ class Plain(Runner):
                 "this one; return detach(out), y (pipeal.core.tree.detach, for a tensor or any nesting of them)"
             )
         # A user's own loss() may hold a graph, be numbers already, or hold nothing.
-        detached = [detach_alone(torch.as_tensor(loss)) for loss in (() if losses is None else losses)]
+        detached = [detach_alone(_as_tensor(loss)) for loss in (() if losses is None else losses)]
         is_own = self._is_own()
         if any(map(is_own, found)):
             onward = map_tensors(lambda one: copied(one) if is_own(one) else one, onward)
@@ -196,6 +197,11 @@ def _place(tensor: Tensor) -> int:
 def _called(found: object) -> str:
     """In a few words, what a forward returned in the place of a pair."""
     return f"a tuple of {len(found)}" if isinstance(found, tuple) else f"an object of the class {type(found).__name__}"
+
+
+def _as_tensor(loss: Any) -> Tensor:
+    """Where it is, whatever the default device of this thread."""
+    return loss if isinstance(loss, Tensor) else torch.as_tensor(loss, device="cpu")
 
 
 def _versions(tree: Tree) -> list[int]:

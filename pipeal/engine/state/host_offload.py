@@ -293,7 +293,7 @@ class _Layer:
     def __init__(self, module: nn.Module, device: Device) -> None:
         self.module = module
         self.optimizers = list(stateful(module)[0].values())
-        self.home = Memory(torch.empty(0, dtype=torch.uint8))
+        self.home = Memory(torch.empty(0, dtype=torch.uint8, device="cpu"))
         self.plan = Plan()
         self.sent: Ready = None
         self._device = device.device

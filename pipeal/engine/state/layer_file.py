@@ -235,14 +235,18 @@ def _tensor_from(where: Any, entries: Mapping[str, torch.UntypedStorage]) -> Ten
         if where["layout"] == "sparse_coo":
             indices, values = parts
             is_coalesced = where["coalesced"]
-            return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=is_coalesced, check_invariants=True)
+            return torch.sparse_coo_tensor(
+                indices, values, shape, device="cpu", is_coalesced=is_coalesced, check_invariants=True
+            )
         layout = next(known for known in _COMPRESSED if str(known) == f"torch.{where['layout']}")
         compressed, plain, values = parts
-        return torch.sparse_compressed_tensor(compressed, plain, values, shape, layout=layout, check_invariants=True)
+        return torch.sparse_compressed_tensor(
+            compressed, plain, values, shape, layout=layout, device="cpu", check_invariants=True
+        )
     entry, name, offset, shape, strides = where
     if name.startswith(("q", "bits")):  # quint8 and the like: no operator copies one that was made from its bits
         raise DataError(f"a tensor of {name} lies in {entry!r}, which no file keeps")
-    made = torch.empty(0, dtype=put_together(["y", name], []))
+    made = torch.empty(0, dtype=put_together(["y", name], []), device="cpu")
     last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
     needed = (last + 1) * made.element_size() if math.prod(shape) else 0
     if min(offset, *shape, *strides, 0) < 0 or needed > entries[entry].nbytes():  # set_() would make the memory larger
@@ -262,7 +266,7 @@ def _alignment(size: int) -> int:
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> memoryview:
-    flat = torch.empty(0, dtype=torch.uint8).set_(storage.cpu())
+    flat = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage.cpu())
     return flat.numpy().data
 
 
