@@ -227,7 +227,7 @@ class Pipeline:
             self._process_settings.close()
             self._leave_stages(failure)
             self._delivery.failure = None  # its frames hold the last batches
-        if error is None and failure is not None and failure is not told:
+        if error is None and failure is not None and not _is_same(failure, told):
             raise failure
 
     def submit(self, x: Tree, y: Tree, lr_scale: float = 1.0, *, updates: bool = True) -> None:
@@ -496,9 +496,10 @@ class Pipeline:
         return {kind for stage in self.stages if not stage.device.far for kind in stage.device.types}
 
     def _rest(self) -> None:
-        if self._executor is not None:
+        executor = self._executor  # another thread may close the pipeline meanwhile
+        if executor is not None:
             with self._delivery:
-                self._executor.drain()
+                executor.drain()
 
     def _ready(self) -> AbstractContextManager[None]:
         """Has the layers do their part for the precision, while the pipeline is open."""
@@ -623,6 +624,11 @@ class _Delivery:
                 f"the pipeline has failed, and its layers may stand at different batches, since "
                 f"{', '.join([first_line(error), *where])}; leave its `with`, and load what was saved before"
             ) from error
+
+
+def _is_same(failure: BaseException, told: BaseException | None) -> bool:
+    """Whether a failure was told: such as is found by looking at layers is found by each who looks."""
+    return failure is told or (type(failure) is type(told) and told is not None and failure.args == told.args)
 
 
 def _for_training(tensor: Tensor) -> Tensor:

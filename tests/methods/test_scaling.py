@@ -421,6 +421,16 @@ def test_a_report_tells_of_updates_that_overflowed_and_of_layers_that_gave_up(sc
 
 
 @pytest.mark.usefixtures("fp16")
+def test_a_layer_that_gave_up_is_not_told_once_more_at_the_end() -> None:
+    """Symptom: caught within the ``with``, the error was raised again at its end, where it was looked for once more."""
+    with (
+        Pipeline([overflowing(al())], threads=1, precision="fp16") as pipe,
+        pytest.raises(NonFiniteError, match="33 updates were left out"),
+    ):
+        pipe.run([(X, Y)] * 33)
+
+
+@pytest.mark.usefixtures("fp16")
 def test_who_ignores_what_is_not_finite_is_only_told_how_often() -> None:
     with Pipeline([overflowing(al())], threads=1, precision="fp16", on_non_finite="ignore") as pipe:
         assert pipe.run([(X, Y)] * 40).overflows == [40]
