@@ -278,6 +278,45 @@ def test_broken_weights_end_the_run_even_when_skipping(schedule: str) -> None:
     assert (caught.value.layer, caught.value.batch) == (1, 0)
 
 
+class Waves(nn.Module):
+    """A layer with complex weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(WIDE, WIDE, dtype=torch.complex64))
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        out = torch.complex(x, x) @ self.w
+        self.kept = out.abs().mean()
+        return out.detach().real, y
+
+    def backward(self) -> None:
+        self.kept.backward()
+
+    def update(self) -> None:
+        self.w.grad = None
+
+    def loss(self) -> tuple[Tensor, ...]:
+        return (self.kept,)
+
+    def scale_lr(self, factor: float) -> None:
+        pass
+
+    def inference(self, x: Tensor, path: str) -> Tensor:
+        return x
+
+
+def test_complex_weights_that_are_not_finite_are_found() -> None:
+    """Symptom: every batch was left out and nothing said, and the error was said not to come from the weights."""
+    layer = Waves()
+    with torch.no_grad():
+        layer.w[0, 0] = nan
+    with pytest.raises(NonFiniteError, match="the weights of layer 0 are not finite before batch 0"):
+        run([layer], data(3), "sequential", on_non_finite="skip")  # type: ignore[arg-type]
+    with pytest.raises(NonFiniteError, match="Its weights were not finite already"):
+        run([layer], data(3), "sequential")  # type: ignore[arg-type]
+
+
 class Event:
     """A mark that has passed once the test says so, or someone waits for it."""
 

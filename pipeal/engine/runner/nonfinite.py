@@ -281,4 +281,5 @@ def _all_finite(values: tuple[float, ...]) -> bool:
 
 @torch.no_grad()
 def _finite(values: Iterable[Tensor]) -> bool:
-    return all(bool(torch.isfinite(value).all()) for value in values if value.is_floating_point())
+    numbers = (value for value in values if value.is_floating_point() or value.is_complex())
+    return all(bool(torch.isfinite(value).all()) for value in numbers)
