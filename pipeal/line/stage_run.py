@@ -40,7 +40,7 @@ from pipeal.line.parting import LEFT, Parting, Partings
 from pipeal.line.retained import Retained
 from pipeal.line.snapshots import Snapshots
 from pipeal.line.status import StageStatus, Status
-from pipeal.line.top import Top
+from pipeal.line.top import Top, take_folder
 from pipeal.line.worker import StageWorker
 from pipeal.run.build import Experiment
 from pipeal.run.stopping import StopRequest, worker_failures
@@ -126,6 +126,8 @@ class StageRun:
             if saved is not None and self._is_over(saved.state):
                 _log.info(f"stage {self.number} had done its part before; to begin the line again, remove its folder")
                 return
+            if saved is None and self._is_last and self.place.run.exists():
+                take_folder(self.place.run, self.line.line).release()  # told at once, and of this stage alone
             experiment = None
             if self.number == 0:
                 # Told before any data is read.

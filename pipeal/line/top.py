@@ -15,7 +15,7 @@ from pipeal.config import RunConfig, dump_config
 from pipeal.core.artifacts import ASKED, CHECKPOINTS, CONFIG, STATUS
 from pipeal.core.atomic import make_folder, sweep, write_whole
 from pipeal.core.checked import checked
-from pipeal.core.errors import DataError, UntidyError
+from pipeal.core.errors import DataError, UntidyError, refusals_told
 from pipeal.core.lock import FileLock
 from pipeal.core.methods import METHODS
 from pipeal.engine.state.layer_state import State
@@ -37,6 +37,29 @@ POSITION = ".position"
 """Beside the files of the first item: no name of one."""
 
 _MOST_FILES = 16
+
+
+def take_folder(folder: Path, line: str) -> FileLock:
+    """The lock of a line's run, whose folder is made where there is none.
+
+    Args:
+        folder: The run's.
+        line: The line's name.
+
+    Raises:
+        DataError: Another run is there, another process works there, or the system refused to make it.
+    """
+    with refusals_told(f"{folder}: cannot be made", "; name another folder by --run"):
+        make_folder(folder)
+    lock = lock_run(folder)
+    if CONFIG.at(folder).exists() and not _is_of(folder, line):
+        lock.release()
+        raise DataError(f"{folder} holds another run; name another folder by --run")
+    return lock
+
+
+def _is_of(folder: Path, line: str) -> bool:
+    return last_told(folder).get("line") == line
 
 
 class Top:
@@ -79,8 +102,7 @@ class Top:
             files: What they hold, by name; as :data:`POSITION`, where the training stood that the line goes on with.
 
         Raises:
-            DataError: Their names lead elsewhere, the folder holds another run or another process works there, or the
-                system refused to write.
+            DataError: Their names lead elsewhere, the system refused to write, or as :func:`take_folder`.
         """
         files = dict(files)
         before = files.pop(POSITION, None)
@@ -88,20 +110,13 @@ class Top:
             raise DataError(f"files of the names {', '.join(files)[:200]} came; expected plain names")
         if before is not None:
             self.position = Position.of(json.loads(bytes(before.numpy())), [])
-        make_folder(self.folder)
-        self._lock = lock_run(self.folder)  # until all is written, or this process ends
-        if CONFIG.at(self.folder).exists() and not self._is_own:
-            raise DataError(f"{self.folder} holds another run; name another folder by --run")
+        self._lock = take_folder(self.folder, self._line)  # until all is written, or this process ends
         self._tell("running")  # first: by its line the folder is known again
         write_whole(CONFIG.at(self.folder), dump_config(self._config))
         write_whole(ASKED.at(self.folder), dump_config(asked))
         for name, content in files.items():
             write_whole(self.folder / name, bytes(content.numpy()).decode("utf-8"))
         self.record_again()
-
-    @property
-    def _is_own(self) -> bool:
-        return last_told(self.folder).get("line") == self._line
 
     def _let_others_in(self) -> None:
         if self._lock is not None:
@@ -198,7 +213,7 @@ class Top:
             if not CONFIG.at(self.folder).exists():
                 raise DataError(f"{self.folder} does not hold the run of this line; put it back, or name it by --run")
             self._lock = lock_run(self.folder)
-            if not self._is_own:
+            if not _is_of(self.folder, self._line):
                 raise DataError(
                     f"{self.folder} does not hold the run as this line left it: either it is another run, and --run is "
                     "to name this line's, or one process has gone on with it, and so can another line (pipeal line "

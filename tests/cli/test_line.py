@@ -287,6 +287,34 @@ def test_a_stage_whose_file_was_edited_before_it_began_stops_no_other(
     assert not first.is_alive()
 
 
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        ("a file", "cannot be made: File exists; name another folder by --run"),
+        ("another run", "holds another run; name another folder by --run"),
+        ("a process", "another process works at this run"),
+    ],
+)
+def test_a_last_stage_that_cannot_have_its_runs_folder_stops_no_other(
+    found: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Symptom: it was told minutes later, when the first item came, for which the whole line had to be started with
+    --again; of a file in the way another --out was to be chosen, which the command does not have."""
+    line = text_line(tmp_path, "lstm", 2)
+    place = tmp_path / "elsewhere"
+    if found == "a file":
+        place.touch()
+    else:
+        place.mkdir()
+    if found == "another run":
+        (place / "config.yaml").touch()
+    lock = FileLock.take(place / "run.lock") if found == "a process" else None
+    told_one_line(told, *ran(line, 1, capsys, f"--run={place}"))  # though the stage before has not come
+    assert not (place_of(line, 1).folder / "failure.json").exists()
+    if lock is not None:
+        lock.release()
+
+
 def supervised(
     line: Path, attempts: int, stages: Sequence[int] | None = None, **options: Any
 ) -> list[list[BaseException]]:
