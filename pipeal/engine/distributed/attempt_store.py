@@ -12,6 +12,7 @@ counts its restarts would not do: each machine's counts its own.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from concurrent.futures import wait
 from contextlib import contextmanager
@@ -31,6 +32,9 @@ POLL_S = 0.05
 
 _LATE_S = 5.0
 """How much later than its timeout the store may say itself why it cannot be reached."""
+
+_LOOK_S = 1.0
+"""How long a look whether anybody listens at the store's port may take."""
 
 
 class AttemptStore:
@@ -116,8 +120,16 @@ class AttemptStore:
         made = in_background(make, "pipeal-store")
         with self._reached(serve=serve):
             if not wait([made], self._timeout_s + _LATE_S).done:
-                raise RuntimeError("no store: it accepts connections and says nothing")
+                raise RuntimeError(self._silence())
             return made.result()
+
+    def _silence(self) -> str:
+        """Why nothing has come of the store: where nobody listens it tries again, past its timeout."""
+        try:
+            socket.create_connection((self._launch.address, self._launch.port), _LOOK_S).close()
+        except OSError as error:
+            return f"nobody listens there: {error.strerror or error}"
+        return "no store: it accepts connections and says nothing"
 
     @contextmanager
     def _reached(self, *, serve: bool = False) -> Iterator[None]:

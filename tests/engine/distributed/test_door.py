@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from threading import Thread
+from threading import Event, Thread
 from unittest.mock import patch
 
 import pytest
@@ -86,6 +86,19 @@ def test_a_port_that_accepts_and_says_nothing_is_told(monkeypatch: pytest.Monkey
         launch = Launch(1, 2, 1, 2, *silent.getsockname())
         with pytest.raises(PeerLostError, match=r"rank 0 cannot be reached: nobody answers at .* \(.*says nothing\)$"):
             AttemptStore(launch, 0.1)
+
+
+def test_a_port_where_nobody_listens_is_not_said_to_accept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Symptom: PyTorch's store tries again past its timeout, and of a rank 0 that had not come it was said that it
+    accepts connections."""
+    monkeypatch.setattr(door, "_LATE_S", 0.0)
+    over = Event()
+    with (
+        patch.object(dist, "TCPStore", side_effect=lambda *_, **__: over.wait()),
+        pytest.raises(PeerLostError, match=r"nobody answers at .* \(.*nobody listens there: Connection refused\)$"),
+    ):
+        AttemptStore(Launch(1, 2, 1, 2, "127.0.0.1", 1), 0.1)
+    over.set()
 
 
 def test_what_an_earlier_attempt_left_in_the_store_is_not_heard() -> None:
