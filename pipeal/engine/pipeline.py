@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
-from threading import get_ident
 from time import perf_counter
 from types import TracebackType
 from typing import Any, TypeAlias, overload
@@ -16,7 +15,7 @@ from typing import Any, TypeAlias, overload
 import torch
 from torch import Tensor, nn
 
-from pipeal.core.errors import ConfigError, PlacementError, ScheduleError, StallError, add_note, first_line, is_whole
+from pipeal.core.errors import ConfigError, PlacementError, ScheduleError, StallError, add_note, is_whole
 from pipeal.core.modules import layers_of
 from pipeal.core.options import EngineOptions, with_keywords
 from pipeal.core.packet import HandedOver, Packet
@@ -25,6 +24,7 @@ from pipeal.core.rng import check_seed
 from pipeal.core.samples import iterate, pair_of, require_samples
 from pipeal.core.tree import Tree, batch_size, copied, detach, map_tensors, tensors
 from pipeal.engine.checks import check_layers
+from pipeal.engine.delivery import Delivery, is_same
 from pipeal.engine.devices import Device, open_device, ready_now, share_gpus
 from pipeal.engine.devices.assignment import Devices, assign
 from pipeal.engine.execution.executors import Executor, InlineExecutor, ThreadedExecutor
@@ -159,7 +159,7 @@ class Pipeline:
         self.left_behind = self.gathers = self._uneven = False
         self._sequence = 0
         self._handed_over = 0, True, 0
-        self._delivery = _Delivery()
+        self._delivery = Delivery()
         self._executor: Executor | None = None
         self._predictor = Predictor(self.stages, self.options, serial=self.schedule.serial, rest=self._rest)
         self._begin: float | None = None
@@ -227,7 +227,7 @@ class Pipeline:
             self._process_settings.close()
             self._leave_stages(failure)
             self._delivery.failure = None  # its frames hold the last batches
-        if error is None and failure is not None and not _is_same(failure, told):
+        if error is None and failure is not None and not is_same(failure, told):
             raise failure
 
     def submit(self, x: Tree, y: Tree, lr_scale: float = 1.0, *, updates: bool = True) -> None:
@@ -592,43 +592,6 @@ class Pipeline:
                     add_note(failure, f"device {stage.device} takes no more work: {' '.join(str(broken).split())}")
         if first is not None:
             raise first
-
-
-class _Delivery:
-    """Within it, what the engine raises goes to the caller; the end of the ``with`` shall not raise it again.
-
-    What ended the pipeline comes out of every later call, too. Raised as it is, a Ctrl-C of then would look like one of
-    now: a thread that was told gets an error that says since when.
-
-    Attributes:
-        failure: What the last such call raised; None where it went well.
-    """
-
-    def __init__(self) -> None:
-        self.failure: BaseException | None = None
-        self._told: set[int] = set()
-        """The threads that have got it."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        thread = get_ident()
-        if error is not self.failure:
-            self.failure, self._told = error, set()
-        was_told = thread in self._told
-        self._told.add(thread)
-        if error is not None and was_told:
-            where = [str(note).partition(";")[0] for note in getattr(error, "__notes__", [])[:1]]
-            raise ScheduleError(
-                f"the pipeline has failed, and its layers may stand at different batches, since "
-                f"{', '.join([first_line(error), *where])}; leave its `with`, and load what was saved before"
-            ) from error
-
-
-def _is_same(failure: BaseException, told: BaseException | None) -> bool:
-    """Whether a failure was told: such as is found by looking at layers is found by each who looks."""
-    return failure is told or (type(failure) is type(told) and told is not None and failure.args == told.args)
 
 
 def _for_training(tensor: Tensor) -> Tensor:

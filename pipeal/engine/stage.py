@@ -206,7 +206,7 @@ class Stage(Shared):
                 shapes = shapes_of((packet.x, packet.y))
                 self.errors.explain(error, Action.FORWARD, None, packet.batch, shapes)
                 raise
-            packet = held  # its tensors may go
+            packet = held
             begin = self._begin(packet)
             for runner in self.runners.values():
                 if self._by_layer and runner.index != first:

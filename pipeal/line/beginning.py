@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 import tempfile
 from collections.abc import Mapping
@@ -38,6 +39,8 @@ from pipeal.run.opening import engine_options
 from pipeal.training.checkpoint.resume import ResumedTraining
 from pipeal.training.checkpoint.store import Checkpoint, CheckpointStore
 from pipeal.training.position import Position
+
+_log = logging.getLogger(__name__)
 
 _CHOSEN = TypeAdapter(dict[str, str])
 
@@ -183,6 +186,7 @@ def _chosen(experiment: Experiment, line: LineFile, device: str) -> Any:
     elif stages == layers:
         sizes = balance([1.0] * layers, stages)
     else:
+        _log.info(f"measuring {layers} layers, to share them out to {stages} stages")
         with closing(experiment.train_batches(train.seed)) as batches:
             sizes = balance_one_by_one(
                 experiment.layers(mode, train.seed),

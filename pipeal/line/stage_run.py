@@ -379,7 +379,8 @@ class StageRun:
         if self._worker is not None and not self._worker.gathers:
             self._save()
             self._snapshots.settle(must=True)
-        raise Interrupted(f"stage {self.number} was interrupted; the same command goes on from its snapshot", code)
+        on = "goes on from its snapshot" if self._worker is not None else "begins it"
+        raise Interrupted(f"stage {self.number} was interrupted; the same command {on}", code)
 
     def _save_if_due(self) -> None:
         if self._neighbours.before is not None and self._neighbours.before.wants_snapshot:

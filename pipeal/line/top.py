@@ -172,7 +172,7 @@ class Top:
         except DataError as error:
             if ended:
                 raise
-            _log.warning(f"{error}; the checkpoint before it stands")
+            _log.warning(f"{error}; training goes on without this checkpoint")
         self._states = {}
         if ended:
             self._tell("finished")

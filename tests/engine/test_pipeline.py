@@ -18,7 +18,7 @@ from pipeal import AE, AL, ENC, ALPackage, ConfigError, DataError, Pipeline, Pla
 from pipeal.core.messages import tell_once
 from pipeal.core.packet import HandedOver, Packet
 from pipeal.engine import SCHEDULES, Action, parse_device
-from pipeal.engine.pipeline import _Delivery
+from pipeal.engine.delivery import Delivery
 from pipeal.engine.runner.layer import Plain
 
 from .cases import Case, Layer, cases, cosine, predictions_by_hand, reference
@@ -262,7 +262,7 @@ def test_a_prediction_while_another_thread_leaves_the_pipeline() -> None:
     """Symptom: "'NoneType' object has no attribute 'drain'", where that happened between two looks at the executor."""
     with Pipeline(quick(1)) as pipe:
         executor = pipe._executor
-        with patch.object(_Delivery, "__enter__", lambda _: setattr(pipe, "_executor", None)):
+        with patch.object(Delivery, "__enter__", lambda _: setattr(pipe, "_executor", None)):
             assert pipe.predict(None) is None
         pipe._executor = executor
 

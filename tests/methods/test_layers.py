@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from pipeal import AE, AL, BP, ENC, ConfigError, LayerError, ScheduleError
+from pipeal import AE, AL, BP, ENC, ALPackage, ConfigError, LayerError, ScheduleError
 
 X, Y = torch.ones(4, 3), torch.ones(4, 5)
 
@@ -300,3 +300,21 @@ def test_several_losses_that_reach_no_weight_are_an_error_unless_all_are_frozen(
     al.requires_grad_(False)
     al(X, Y)
     al.backward()
+
+
+@pytest.mark.parametrize("per_place", [False, True])
+def test_a_bridge_that_writes_into_what_the_next_layer_gets_is_refused(per_place: bool) -> None:
+    """Symptom: exits beyond that layer, which go without its bridge, answered from something else than was learnt."""
+    x, bridge = torch.randn(4, 5, 6), nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 4))
+    net = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
+    if per_place:
+        blocks = {0: {"b": bridge}}
+        al = ALPackage.from_bp(net, x, 3, split=["1"], task="per-place", code=4, blocks=blocks)[0]
+        y = torch.zeros(4, 5, dtype=torch.long)
+    else:
+        al = AL(ENC(net, bridge), AE(nn.Identity(), nn.Identity()))
+        y = torch.zeros(4, 5, 4)
+    with pytest.raises(LayerError, match=r"b changed what f gives in place.*inplace=False"):
+        al(x, y)
+    bridge[0].inplace = False
+    al(x, y)

@@ -51,7 +51,7 @@ def require_same(facts: Sequence[Mapping[str, Any]]) -> None:
     ]
     if len(found) > _MOST:
         told.append(f"and {len(found) - _MOST} more")
-    raise ConfigError(f"{'; '.join(told)}; start every rank with the same command, on the same code")
+    raise ConfigError(f"{'; '.join(told)}; start every rank with the same command, on the same code and data")
 
 
 def _ranks(ranks: list[int]) -> str:

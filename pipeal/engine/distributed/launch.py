@@ -39,6 +39,11 @@ class Launch:
             ConfigError: It says something else than ``torchrun`` would.
         """
         if "WORLD_SIZE" not in environment or "RANK" not in environment:
+            if "MASTER_ADDR" in environment and environment.get("WORLD_SIZE", "1") != "1":
+                raise ConfigError(
+                    "WORLD_SIZE and MASTER_ADDR are set, but RANK is not; start the command with torchrun, or set the "
+                    "rank of each process; to train in this one alone, unset WORLD_SIZE"
+                )
             return None
         size = _number(environment, "WORLD_SIZE", 1)
         rank = _number(environment, "RANK", 0)

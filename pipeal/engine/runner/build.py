@@ -21,8 +21,8 @@ key of the same name in :class:`pipeal.config.schema.EngineConfig`. What the wra
 in common is an attribute of :class:`Shared`.
 
 Outside of Timed, waiting for the compiler takes none of the layer's time; inside of Split, an error has become one of
-memory that ran out before it is caught. What computes with tensors belongs within Compiled: in the layer's turn at the
-compiler, and in the parts of a batch, too.
+memory that ran out before it is caught. What is a layer's own part of an action belongs within Compiled: in its turn at
+the compiler, and in the parts of a batch, too.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from pipeal.core.errors import ConfigError, DataError, LayerError, name_of
 from pipeal.core.modules import dtype_of
-from pipeal.core.tree import Tree, describe, detach, shapes_of
+from pipeal.core.tree import Tree, describe, detach, shapes_of, tensors, version
 from pipeal.methods.layer import LocalLayer
 from pipeal.methods.network import Network
 from pipeal.methods.optimizers import LearningRates, OptimizerFactory, open_optimizer
@@ -51,9 +51,12 @@ class ENC(nn.Module):
 
         Raises:
             DataError: The mean squared error of codes of different shapes is wanted.
+            LayerError: ``b`` wrote into what ``f`` gives.
         """
         out = self.f(x)
+        before = versions(out)
         predicted = self.b(out)
+        require_unwritten(out, before)
         # PyTorch would broadcast one to the other: one target to eight inputs.
         if type(self.cri) is nn.MSELoss and predicted.shape != code.shape:
             raise DataError(
@@ -61,6 +64,24 @@ class ENC(nn.Module):
                 "shapes: a target per input, and a bridge as wide as the code"
             )
         return self.cri(predicted, code), out
+
+
+def versions(out: Tree) -> list[int]:
+    """How often each tensor of what ``f`` gives was written to; nothing where a compiler follows."""
+    return [] if torch.compiler.is_compiling() else [version(tensor) for tensor in tensors(out)]
+
+
+def require_unwritten(out: Tree, before: list[int]) -> None:
+    """Asks that a bridge has left alone what the next layer gets, too: an inference beyond this layer goes without it.
+
+    Raises:
+        LayerError: It was written to since ``before``.
+    """
+    if versions(out) != before:
+        raise LayerError(
+            "b changed what f gives in place, which the next layer is given, too, and without b in an inference; use "
+            "operators that do not (such as inplace=False) at the beginning of b"
+        )
 
 
 class AE(nn.Module):

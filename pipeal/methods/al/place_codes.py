@@ -31,7 +31,7 @@ from torch.nn import functional as F
 from pipeal.core.errors import ConfigError, DataError
 from pipeal.core.tree import Tree, describe, shapes_of
 from pipeal.methods.al.folding import LinearMap, Map
-from pipeal.methods.al.layers import AE, ENC
+from pipeal.methods.al.layers import AE, ENC, require_unwritten, versions
 
 UNLABELLED = -1
 """The label of a place that has none, as any below zero says."""
@@ -112,12 +112,16 @@ class WhichCode(ENC):
 
         Raises:
             DataError: There is not one label for each place.
+            LayerError: ``b`` wrote into what ``f`` gives.
         """
         out = self.f(x)
+        before = versions(out)
         y, codes = labels
         if self.mask_at is not None and out[self.mask_at].shape == y.shape:
             y = _long(y).masked_fill(~out[self.mask_at].bool(), UNLABELLED)
-        return self.cri(self._logits(out, codes[0] / code_length(codes.shape[-1], self.start)), y), out
+        logits = self._logits(out, codes[0] / code_length(codes.shape[-1], self.start))
+        require_unwritten(out, before)
+        return self.cri(logits, y), out
 
     def _logits(self, features: Tree, every: Tensor) -> Tensor:
         parted = _parted(self.b)

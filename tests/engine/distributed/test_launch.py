@@ -14,6 +14,8 @@ FOUND |= {"MASTER_PORT": "29500", "TORCHELASTIC_USE_AGENT_STORE": "True"}
 def test_what_torchrun_says_is_read() -> None:
     assert Launch.found(FOUND) == Launch(3, 4, 1, 2, "a", 29500, hosted=True)
     assert Launch.found({}) is None
+    assert Launch.found({"WORLD_SIZE": "4"}) is None, "as a batch system may say it of itself"
+    assert Launch.found({"WORLD_SIZE": "1", "MASTER_ADDR": "a"}) is None
 
 
 @pytest.mark.parametrize(
@@ -29,6 +31,7 @@ def test_what_torchrun_says_is_read() -> None:
         ({"RANK": "9" * 5000}, "RANK is '9{39}; expected"),
         ({"MASTER_PORT": None}, "MASTER_PORT is not set"),
         ({"MASTER_ADDR": None}, "MASTER_ADDR is not"),
+        ({"RANK": None}, "RANK is not; start the command with torchrun"),  # each trained all, alone
     ],
 )
 def test_what_torchrun_would_not_say_is_refused(change: dict[str, str | None], line: str) -> None:
