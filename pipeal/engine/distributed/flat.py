@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pipeal.core.errors import DataError
+from pipeal.core.tree import one_of_each
 from pipeal.core.tree_codec import dtype_named
 
 Layout: TypeAlias = list[Any]
@@ -36,8 +37,7 @@ def flat(tensor: Tensor) -> tuple[Layout, Tensor]:
         return [dtype, shape, None, tensor.numel()], tensor.reshape(-1)
     reach = _reach(shape, strides)
     if reach > 2 * tensor.numel():  # a few columns of something large: its gaps need not travel
-        once = [1 if stride == 0 else size for size, stride in zip(shape, strides, strict=True)]
-        row = tensor.as_strided(once, strides).reshape(-1).contiguous()
+        row = one_of_each(tensor).reshape(-1).contiguous()
     else:  # its memory as it lies there
         row = tensor.as_strided((reach,), (1,))
     return [dtype, shape, strides, row.numel()], row
@@ -78,10 +78,10 @@ def unflat(layout: Layout, row: Tensor) -> Tensor:
     reach = _reach(shape, strides)
     if length == reach:
         return row.as_strided(shape, strides)
-    once = [1 if stride == 0 else size for size, stride in zip(shape, strides, strict=True)]
-    memory = torch.empty(reach, dtype=row.dtype, device=row.device)
-    memory.as_strided(once, strides).copy_(row.view(once))
-    return memory.as_strided(shape, strides)
+    arrived = torch.empty(reach, dtype=row.dtype, device=row.device).as_strided(shape, strides)
+    once = one_of_each(arrived)
+    once.copy_(row.view(once.shape))
+    return arrived
 
 
 def _usual(shape: list[int]) -> list[int]:
