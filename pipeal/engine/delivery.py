@@ -5,7 +5,7 @@ from __future__ import annotations
 from threading import get_ident
 from typing import Any
 
-from pipeal.core.errors import ScheduleError, first_line
+from pipeal.core.errors import PipealError, ScheduleError, first_line
 
 
 class Delivery:
@@ -41,5 +41,10 @@ class Delivery:
 
 
 def is_same(failure: BaseException, told: BaseException | None) -> bool:
-    """Whether a failure was told: such as is found by looking at layers is found by each who looks."""
-    return failure is told or (type(failure) is type(told) and told is not None and failure.args == told.args)
+    """Whether a failure was told: such as is found by looking at layers is found by each who looks.
+
+    Errors of pipeal alone are compared by their words. Two Ctrl-C have the same, none, and are two.
+    """
+    return failure is told or (
+        isinstance(told, PipealError) and type(failure) is type(told) and failure.args == told.args
+    )

@@ -396,6 +396,18 @@ def test_a_wait_that_ctrl_c_ended_does_not_keep_the_end_from_finishing(monkeypat
     assert learnt.done["U"] == 1
 
 
+def test_a_second_ctrl_c_is_not_taken_for_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Symptom: a Ctrl-C while the end of the ``with`` waited went unheard, where one before it had been caught."""
+    first, second = KeyboardInterrupt(), KeyboardInterrupt()
+    pipe = Pipeline(quick(1))
+    with pytest.raises(KeyboardInterrupt) as caught, pipe:  # noqa: PT012  its end raises
+        monkeypatch.setattr(pipe._executor, "drain", throw(first))
+        with pytest.raises(KeyboardInterrupt):
+            pipe.drain()
+        monkeypatch.setattr(pipe._executor, "drain", throw(second))
+    assert caught.value is second
+
+
 def test_a_standstill_that_was_caught_is_not_waited_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Symptom: the end of the ``with`` waited ``stall_timeout_s`` once more, and raised the same once more."""
     monkeypatch.setattr("pipeal.engine.execution.executors.STOP_S", 0.2)
