@@ -138,6 +138,43 @@ def test_an_argument_that_is_none_stays_so(by_name: bool, method: str) -> None:
             pipe.submit(given(IDS, torch.ones(4, 6)), targets)
 
 
+def test_a_first_argument_that_is_none_is_given_by_place_as_well() -> None:
+    """Symptom: "the input is missing" of ``plain(None, x)``, though a second argument was there."""
+
+    class MaskFirst(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
+
+        def forward(self, mask: Tensor | None, x: Tensor) -> Tensor:
+            return self.head(self.hidden(x if mask is None else x * mask).relu())
+
+    x = torch.randn(4, 6)
+    package = ALPackage.from_bp(MaskFirst(), (None, x), 3, split=["hidden"], method="bp").eval()
+    plain, wanted = package.to_bp(), package.infer((None, x))
+    for answer in (plain((None, x)), plain(None, x), plain(mask=None, x=x)):
+        torch.testing.assert_close(answer, wanted)
+
+
+def test_too_few_of_any_number_of_arguments_are_told() -> None:
+    """Symptom: "tuple index out of range", where a forward names the first of its arguments alone."""
+
+    class AnyNumber(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor, *more: Tensor) -> Tensor:
+            return self.head(self.hidden(sum(more, x)).relu())
+
+    x = torch.randn(4, 6)
+    package = ALPackage.from_bp(AnyNumber(), (x, x, x), 3, split=["hidden"], method="bp").eval()
+    plain = package.to_bp()
+    torch.testing.assert_close(plain(x, x, x), package.infer((x, x, x)))
+    with pytest.raises(DataError, match="the input is 1 arguments by place and 0 by name"):
+        plain(x)
+
+
 class Shifted(nn.Module):
     """Its first argument is called as that of the plain module is."""
 

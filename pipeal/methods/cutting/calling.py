@@ -309,7 +309,7 @@ class Arguments:
         Raises:
             DataError: They are neither.
         """
-        if x is None and not named:
+        if x is None and not more and not named:
             raise self._refusal("missing")
         if more or named or _kind_of(x) is not self._kind:
             x = self._bound(x, more, named)
@@ -319,9 +319,9 @@ class Arguments:
     def _bound(self, x: Tree, more: Sequence[Tree], named: Mapping[str, Tree]) -> Tree:
         """Arguments as the sample has them: a tuple of all, a dict of all, or the one that there is."""
         is_dict, wanted = self._kind is Mapping, self._places[: self._count]
-        if x is not None and ((is_dict and not self._names) or named.keys() & {*self._places[:1]}):
-            x, named = None, {"x": x, **named}  # it is not the first, but called so
-        by_place = (*(() if x is None else (x,)), *more)
+        by_place = (x, *more) if more or x is not None else ()
+        if len(by_place) == 1 and ((is_dict and not self._names) or named.keys() & {*self._places[:1]}):
+            by_place, named = (), {"x": x, **named}  # it is not the first, but called so
         if not is_dict and not named and len(by_place) == self._count:
             return by_place if self._kind is tuple else by_place[0]
         places = self._places[: len(by_place)]
@@ -330,7 +330,7 @@ class Arguments:
             fits = {*self._names, *self._absent}.issuperset(places)
         else:
             needed = {place for number, place in enumerate(wanted) if number not in self._absent}
-            fits = needed <= bound.keys() <= {*wanted}
+            fits = len(wanted) == self._count and needed <= bound.keys() <= {*wanted}
         if not fits or len(bound) < len(by_place) + len(named):
             raise self._refusal(f"{len(by_place)} arguments by place and {len(named)} by name")
         if is_dict:
