@@ -261,7 +261,7 @@ def test_a_worker_that_is_killed_as_it_looks_whether_it_is_done_is_told_of() -> 
 
 
 HALF = """
-import os, signal, struct, sys, time
+import os, signal, struct, sys, threading, time
 from multiprocessing.util import Finalize
 import torch
 from pipeal.data import CheckpointableLoader, MapIterator, NativeCheckpointableIterator, ParallelMapIterator
@@ -281,8 +281,8 @@ def die_halfway(item):
 
 def feed(how):
     numbers = NativeCheckpointableIterator(range(9))
-    if how in ("loader", "pinned"):
-        pinned = how == "pinned"
+    if how in ("loader", "pinned", "closed pinned"):
+        pinned = "pinned" in how
         if pinned and not torch.cuda.is_available():  # its thread is PyTorch's, what that calls does nothing
             import torch.utils.data._utils.pin_memory as module
             module.pin_memory = lambda data, device=None: data
@@ -290,7 +290,7 @@ def feed(how):
             torch.accelerator.current_accelerator = lambda *_, **__: torch.device("cuda")
             torch.accelerator.current_device_index = torch.cuda.current_device = lambda: 0
             torch.accelerator.set_device_index = torch.cuda.set_device = lambda *_: None
-        mapped = MapIterator(numbers, die_halfway)
+        mapped = MapIterator(numbers, long if how == "closed pinned" else die_halfway)
         return CheckpointableLoader(mapped, 2, multiprocessing_context="fork", pin_memory=pinned)
     mapped = ParallelMapIterator(numbers, die_halfway, 2, 1, start_method="fork")
     if how == "pool behind a pool":  # whose processes hold the first one's pipe
@@ -298,7 +298,7 @@ def feed(how):
     return mapped
 
 def long(item):
-    time.sleep(1.0)
+    time.sleep(3.0 if how == "closed pinned" else 1.0)
     return item
 
 def of_which_one_fails_at_its_end(_, number):
@@ -317,6 +317,10 @@ try:
         with feed(how) as pool:
             next(pool), next(pool)
             time.sleep(1.5)
+    elif how == "closed pinned":
+        threading.excepthook = lambda failed: print(failed.thread.name)
+        with feed(how) as loader:
+            next(iter(loader))  # a worker sleeps over the next item while the loader is closed
     elif how.startswith("served"):
         print(len(list(CheckpointableLoader(of_which_one_fails_at_its_end, 2, multiprocessing_context="fork"))))
     else:
@@ -336,6 +340,7 @@ print("ended")
         ("pool", ["BrokenProcessPool"]),
         ("pool behind a pool", ["BrokenProcessPool"]),
         ("closed pool", []),
+        ("closed pinned", []),  # its watch looked into a closed pipe, and ended with a traceback
         ("served", ["16"]),  # its end was no death
         ("served, and locked", ["RuntimeError"]),
     ],

@@ -311,7 +311,10 @@ def _watch(arriving: Any, over: threading.Event) -> None:
 
     def blocked() -> bool:
         # One that has served all was killed between its last item and the release of the lock.
-        if queue._reader.poll() or not any(worker.exitcode for worker in workers):
+        try:
+            if queue._reader.poll() or not any(worker.exitcode for worker in workers):
+                return False
+        except OSError:  # closed before the workers end, where memory is pinned
             return False
         free = queue._wlock.acquire(block=False)
         if free:
