@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from pipeal.config import document, load_config
-from pipeal.core.errors import ConfigError, DataError, Interrupted, LineError, PeerLostError
+from pipeal.core.errors import ConfigError, DataError, Interrupted, LineError, PeerLostError, require_usable
 from pipeal.engine.devices import all_devices, make_current, parse_device
 from pipeal.engine.devices.threads import intra_op_threads
 from pipeal.engine.execution.collector import libraries_left_out
@@ -126,8 +126,11 @@ class StageRun:
             if saved is not None and self._is_over(saved.state):
                 _log.info(f"stage {self.number} had done its part before; to begin the line again, remove its folder")
                 return
-            if saved is None and self._is_last and self.place.run.exists():
-                take_folder(self.place.run, self.line.line).release()  # told at once, and of this stage alone
+            if saved is None and self._is_last:
+                run = self.place.run  # told at once, and of this stage alone
+                require_usable(run, f"{run}: cannot be made", "; name another folder by --run")
+                if run.exists():
+                    take_folder(run, self.line.line).release()
             experiment = None
             if self.number == 0:
                 # Told before any data is read.

@@ -293,6 +293,7 @@ def test_a_stage_whose_file_was_edited_before_it_began_stops_no_other(
         ("a file", "cannot be made: File exists; name another folder by --run"),
         ("another run", "holds another run; name another folder by --run"),
         ("a process", "another process works at this run"),
+        ("a name that is too long", "cannot be made: File name too long; name another folder by --run"),
     ],
 )
 def test_a_last_stage_that_cannot_have_its_runs_folder_stops_no_other(
@@ -301,10 +302,10 @@ def test_a_last_stage_that_cannot_have_its_runs_folder_stops_no_other(
     """Symptom: it was told minutes later, when the first item came, for which the whole line had to be started with
     --again; of a file in the way another --out was to be chosen, which the command does not have."""
     line = text_line(tmp_path, "lstm", 2)
-    place = tmp_path / "elsewhere"
+    place = tmp_path / ("e" * 300 if found == "a name that is too long" else "elsewhere")
     if found == "a file":
         place.touch()
-    else:
+    elif found != "a name that is too long":
         place.mkdir()
     if found == "another run":
         (place / "config.yaml").touch()
