@@ -42,7 +42,7 @@ from pipeal.core.errors import ConfigError, check_counts
 from pipeal.core.protocols import TURN, UP
 from pipeal.core.tree import Tree, detach
 from pipeal.methods.greedy import Greedy, linear_layer
-from pipeal.methods.layer import LocalLayer
+from pipeal.methods.layer import LocalLayer, read_by
 from pipeal.methods.network import Network, Part
 from pipeal.methods.norm import normed_maps
 from pipeal.methods.optimizers import LearningRates, OptimizerFactory, one_rate, open_optimizer
@@ -95,7 +95,7 @@ class DeInfoReg(LocalLayer):
     def forward(self, x: Tree, y: Tree) -> tuple[Tree, Tree]:
         """Keeps the losses; returns ``f(x)``, detached, and ``y``."""
         out = self.f(x)
-        vectors = self.project(out)
+        vectors = read_by(self.project, out, "project")
         answered = self.cri(self.answer(vectors), y)
         self.keep(answered, *self.terms(vectors, y), weights=self.weights)
         return detach(out), y

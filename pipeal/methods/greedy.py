@@ -18,6 +18,7 @@ from collections.abc import Iterator
 
 from pipeal.core.tree import Tree, detach
 from pipeal.methods.classified import Classified
+from pipeal.methods.layer import read_by
 from pipeal.methods.network import Network, Part
 from pipeal.methods.optimizers import LearningRates, OptimizerFactory, one_rate
 
@@ -31,7 +32,7 @@ class Greedy(Classified):
     def forward(self, x: Tree, y: Tree) -> tuple[Tree, Tree]:
         """Keeps the loss of its own answer; returns ``f(x)``, detached, and ``y``."""
         out = self.f(x)
-        self.keep(self.cri(self.head(out), y))
+        self.keep(self.cri(read_by(self.head, out, "head"), y))
         return detach(out), y
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +20,12 @@ from pipeal.core.errors import ConfigError, LayerError, PlacementError, Schedule
 from pipeal.core.materialize import Origin, is_on_meta
 from pipeal.core.modules import device_of
 from pipeal.core.protocols import DOWN, TURN, UP, Path, check_path, through_blocks
-from pipeal.core.tree import Tree, detach_alone
+from pipeal.core.tree import Tree, detach_alone, tensors, version
 from pipeal.methods.fused import step_and_clear
 from pipeal.methods.optimizers import follow_weights, scale_rates
 from pipeal.methods.scaling import LossScaler
+
+T = TypeVar("T")
 
 
 class LocalLayer(nn.Module, ABC):
@@ -253,6 +255,32 @@ class LocalLayer(nn.Module, ABC):
         super()._apply(fn, recurse)
         follow_weights(self.optimizers())
         return self
+
+
+def read_by(block: Callable[[Any], T], out: Tree, reader: str = "b", giver: str = "f") -> T:
+    """What a block makes of what the next layer is given, too.
+
+    An inference that goes on to later layers has no such block between.
+
+    Args:
+        block: A bridge, a head or a decoder.
+        out: What it reads.
+        reader: Its name, for messages.
+        giver: That of the block that gives ``out``.
+
+    Raises:
+        LayerError: It wrote into that. A compiler, which follows the layer, is not asked.
+    """
+    if torch.compiler.is_compiling():
+        return block(out)
+    before = [version(tensor) for tensor in tensors(out)]
+    made = block(out)
+    if [version(tensor) for tensor in tensors(out)] != before:
+        raise LayerError(
+            f"{reader} changed what {giver} gives in place, which the next layer is given, too; use operators that do "
+            f"not (such as inplace=False) at the beginning of {reader}"
+        )
+    return made
 
 
 def _stays_there(fn: Callable[[Tensor], Tensor]) -> bool:

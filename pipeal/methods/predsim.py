@@ -38,6 +38,7 @@ from pipeal.core.errors import ConfigError, check_counts
 from pipeal.core.tree import Tree, detach
 from pipeal.methods.classified import Classified
 from pipeal.methods.greedy import Greedy, linear_layer
+from pipeal.methods.layer import read_by
 from pipeal.methods.network import Network, Part
 from pipeal.methods.optimizers import LearningRates, OptimizerFactory, one_rate
 from pipeal.methods.pairs import in_groups, require_classes, similarity_error
@@ -77,7 +78,7 @@ class PredSim(Classified):
     def forward(self, x: Tree, y: Tree) -> tuple[Tree, Tree]:
         """Keeps both losses; returns ``f(x)``, detached, and ``y``."""
         out = self.f(x)
-        answered = self.cri(self.head(out), y)
+        answered = self.cri(read_by(self.head, out, "head"), y)
         self.keep(answered, self.similar(out, y), weights=(1 - self.beta, self.beta))
         return detach(out), y
 

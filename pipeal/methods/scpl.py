@@ -41,6 +41,7 @@ from pipeal.core.errors import ConfigError, check_counts, check_named
 from pipeal.core.tree import Tree, detach
 from pipeal.methods.classified import Classified
 from pipeal.methods.greedy import Greedy, linear_layer
+from pipeal.methods.layer import read_by
 from pipeal.methods.network import Network, Part
 from pipeal.methods.optimizers import LearningRates, OptimizerFactory, one_rate
 from pipeal.methods.pairs import directions, in_groups, require_classes, to_vectors
@@ -80,7 +81,7 @@ class SCPL(Classified):
         """Keeps both losses; returns ``f(x)``, detached, and ``y``."""
         out = self.f(x)
         given = detach(out)
-        answered = self.cri(self.head(given), y)
+        answered = self.cri(read_by(self.head, given, "head"), y)
         self.keep(answered, self.contrast(out, y))
         return given, y
 

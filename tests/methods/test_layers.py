@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pipeal import AE, AL, BP, ENC, ALPackage, ConfigError, LayerError, ScheduleError
+from pipeal.methods.greedy import Greedy
 
 X, Y = torch.ones(4, 3), torch.ones(4, 5)
 
@@ -318,3 +319,15 @@ def test_a_bridge_that_writes_into_what_the_next_layer_gets_is_refused(per_place
         al(x, y)
     bridge[0].inplace = False
     al(x, y)
+
+
+def test_a_decoder_that_writes_into_the_next_layers_target_is_refused() -> None:
+    ae = AE(nn.Linear(5, 2), nn.Sequential(nn.Hardtanh(inplace=True), nn.Linear(2, 5)))
+    with pytest.raises(LayerError, match=r"h changed what g gives in place.*at the beginning of h"):
+        ae(Y)
+
+
+def test_a_head_that_writes_into_what_the_next_layer_gets_is_refused() -> None:
+    greedy = Greedy(nn.Linear(3, 6), nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 2)))
+    with pytest.raises(LayerError, match=r"head changed what f gives in place.*at the beginning of head"):
+        greedy(X, torch.zeros(4, dtype=torch.long))

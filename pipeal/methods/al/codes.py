@@ -28,6 +28,7 @@ from pipeal.core.errors import DataError, check_counts, check_named
 from pipeal.core.modules import device_of, dtype_of
 from pipeal.core.tree import describe, shapes_of
 from pipeal.methods.al.layers import AE, LabelAE
+from pipeal.methods.layer import read_by
 
 Task: TypeAlias = Literal["classification", "multilabel", "regression"]
 LabelStyle: TypeAlias = Literal["inverse", "published"]
@@ -145,10 +146,11 @@ class TargetAE(AE):
 
         Raises:
             DataError: ``y`` is of another shape.
+            LayerError: ``h`` wrote into what ``g`` gives.
         """
         target = number_targets(y, self.outputs).to(dtype_of(self))
         code = self.g(target)
-        return self.cri(self.h(code), target), code
+        return self.cri(read_by(self.h, code, "h", "g"), target), code
 
 
 def number_targets(y: Tensor, outputs: int) -> Tensor:

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from pipeal.core.errors import ConfigError, DataError, LayerError, name_of
 from pipeal.core.modules import dtype_of
-from pipeal.core.tree import Tree, describe, detach, shapes_of, tensors, version
-from pipeal.methods.layer import LocalLayer
+from pipeal.core.tree import Tree, describe, detach, shapes_of
+from pipeal.methods.layer import LocalLayer, read_by
 from pipeal.methods.network import Network
 from pipeal.methods.optimizers import LearningRates, OptimizerFactory, open_optimizer
 
@@ -54,9 +54,7 @@ class ENC(nn.Module):
             LayerError: ``b`` wrote into what ``f`` gives.
         """
         out = self.f(x)
-        before = versions(out)
-        predicted = self.b(out)
-        require_unwritten(out, before)
+        predicted = read_by(self.b, out)
         # PyTorch would broadcast one to the other: one target to eight inputs.
         if type(self.cri) is nn.MSELoss and predicted.shape != code.shape:
             raise DataError(
@@ -64,24 +62,6 @@ class ENC(nn.Module):
                 "shapes: a target per input, and a bridge as wide as the code"
             )
         return self.cri(predicted, code), out
-
-
-def versions(out: Tree) -> list[int]:
-    """How often each tensor of what ``f`` gives was written to; nothing where a compiler follows."""
-    return [] if torch.compiler.is_compiling() else [version(tensor) for tensor in tensors(out)]
-
-
-def require_unwritten(out: Tree, before: list[int]) -> None:
-    """Asks that a bridge has left alone what the next layer gets, too: an inference beyond this layer goes without it.
-
-    Raises:
-        LayerError: It was written to since ``before``.
-    """
-    if versions(out) != before:
-        raise LayerError(
-            "b changed what f gives in place, which the next layer is given, too, and without b in an inference; use "
-            "operators that do not (such as inplace=False) at the beginning of b"
-        )
 
 
 class AE(nn.Module):
@@ -105,6 +85,7 @@ class AE(nn.Module):
 
         Raises:
             DataError: ``y`` is whole numbers, and ``g`` begins with a linear layer.
+            LayerError: ``h`` wrote into what ``g`` gives.
         """
         if isinstance(y, Tensor) and not (y.is_floating_point() or y.is_complex()) and _begins_linear(self.g):
             raise DataError(
@@ -112,7 +93,7 @@ class AE(nn.Module):
                 "floats; use LabelAE(g, h, classes) where they are class numbers, else y.float()"
             )
         code = self.g(y)
-        return self.cri(self.h(code), y), code
+        return self.cri(read_by(self.h, code, "h", "g"), y), code
 
 
 class LabelAE(AE):
@@ -134,12 +115,13 @@ class LabelAE(AE):
 
         Raises:
             DataError: ``y`` is of another shape or type.
+            LayerError: ``h`` wrote into what ``g`` gives.
         """
         y = class_targets(y, self.classes)
         soft = y if y.is_floating_point() else nn.functional.one_hot(y, self.classes)
         soft = soft.to(dtype_of(self))
         code = self.g(soft)
-        return self.cri(self.h(code), y), code
+        return self.cri(read_by(self.h, code, "h", "g"), y), code
 
 
 def class_targets(y: Tensor, classes: int) -> Tensor:

@@ -22,6 +22,7 @@ Labels below zero are left out, and those of padding: those places have none. No
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal, TypeAlias
 
 import torch
@@ -31,7 +32,8 @@ from torch.nn import functional as F
 from pipeal.core.errors import ConfigError, DataError
 from pipeal.core.tree import Tree, describe, shapes_of
 from pipeal.methods.al.folding import LinearMap, Map
-from pipeal.methods.al.layers import AE, ENC, require_unwritten, versions
+from pipeal.methods.al.layers import AE, ENC
+from pipeal.methods.layer import read_by
 
 UNLABELLED = -1
 """The label of a place that has none, as any below zero says."""
@@ -115,13 +117,11 @@ class WhichCode(ENC):
             LayerError: ``b`` wrote into what ``f`` gives.
         """
         out = self.f(x)
-        before = versions(out)
         y, codes = labels
         if self.mask_at is not None and out[self.mask_at].shape == y.shape:
             y = _long(y).masked_fill(~out[self.mask_at].bool(), UNLABELLED)
-        logits = self._logits(out, codes[0] / code_length(codes.shape[-1], self.start))
-        require_unwritten(out, before)
-        return self.cri(logits, y), out
+        every = codes[0] / code_length(codes.shape[-1], self.start)
+        return self.cri(read_by(partial(self._logits, every=every), out), y), out
 
     def _logits(self, features: Tree, every: Tensor) -> Tensor:
         parted = _parted(self.b)
