@@ -127,8 +127,10 @@ class AttemptStore:
         """Why nothing has come of the store: where nobody listens it tries again, past its timeout."""
         try:
             socket.create_connection((self._launch.address, self._launch.port), _LOOK_S).close()
-        except OSError as error:
-            return f"nobody listens there: {error.strerror or error}"
+        except ConnectionRefusedError as error:
+            return f"nobody listens there: {error.strerror}"
+        except OSError as error:  # such as a firewall's silence
+            return f"it cannot be reached: {error.strerror or error}"
         return "no store: it accepts connections and says nothing"
 
     @contextmanager
