@@ -72,7 +72,7 @@ def load_config(
     """
     given: dict[str, tuple[Any, str]] = {}
     for source, mapping in [("", usual), *_sources(path, values, overrides)]:
-        given.update({leaf: (value, source) for leaf, value in _leaves_of(mapping, schema, source)})
+        given.update({leaf: (value, source) for leaf, value in _checked(mapping, schema, source)})
     try:
         return _adapter(schema).validate_python(nested({leaf: value for leaf, (value, _) in given.items()}))
     except ValidationError as error:
@@ -104,7 +104,7 @@ def given_keys(
     ['train.lr.base', 'train.lr.end']
     """
     return frozenset(
-        leaf for source, mapping in _sources(None, values, overrides) for leaf, _ in _leaves_of(mapping, schema, source)
+        leaf for source, mapping in _sources(None, values, overrides) for leaf, _ in _checked(mapping, schema, source)
     )
 
 
@@ -155,7 +155,7 @@ def all_values(config: RunConfig) -> dict[str, Any]:
     >>> all_values(TextConfig())["train.lr.decay"]
     'cosine'
     """
-    return dict(_leaves_of(asdict(config), type(config), ""))
+    return dict(_checked(asdict(config), type(config), ""))
 
 
 def is_left_over(key: str, value: object) -> bool:
@@ -222,7 +222,7 @@ def _read(path: str | Path) -> str:
         raise ConfigError(f"{path}: cannot be read as UTF-8 text: {error}") from None
 
 
-def _leaves_of(
+def _checked(
     mapping: Any, schema: type, source: str, path: str = "", root: type | None = None
 ) -> Iterator[tuple[str, Any]]:
     """Yields the dotted path and the value of each leaf. The schema, not the mapping, says how deep to go."""
@@ -247,7 +247,7 @@ def _leaves_of(
             hint = f"did you mean {near!r}?" if near else f"expected one of {', '.join(keys)}"
             raise ConfigError(f"{source}{_printable(dotted)}: unknown key; {hint}")
         if is_dataclass(keys[key]):
-            yield from _leaves_of(value, keys[key], source, dotted, root)
+            yield from _checked(value, keys[key], source, dotted, root)
         else:
             yield dotted, value
 

@@ -63,6 +63,11 @@ def tensors(tree: Tree) -> list[Tensor]:
     return found
 
 
+def versions(tree: Tree) -> list[int]:
+    """How often each tensor of a tree was written to."""
+    return [version(tensor) for tensor in tensors(tree)]
+
+
 def detach(tree: T) -> T:
     """The same tree, cut from every graph; of a weight, or a view of one, it has a copy, which no update changes."""
     return map_tensors(_detach, tree)

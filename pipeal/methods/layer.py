@@ -20,7 +20,7 @@ from pipeal.core.errors import ConfigError, LayerError, PlacementError, Schedule
 from pipeal.core.materialize import Origin, is_on_meta
 from pipeal.core.modules import device_of
 from pipeal.core.protocols import DOWN, TURN, UP, Path, check_path, through_blocks
-from pipeal.core.tree import Tree, detach_alone, tensors, version
+from pipeal.core.tree import Tree, detach_alone, versions
 from pipeal.methods.fused import step_and_clear
 from pipeal.methods.optimizers import follow_weights, scale_rates
 from pipeal.methods.scaling import LossScaler
@@ -273,9 +273,9 @@ def read_by(block: Callable[[Any], T], out: Tree, reader: str = "b", giver: str 
     """
     if torch.compiler.is_compiling():
         return block(out)
-    before = [version(tensor) for tensor in tensors(out)]
+    before = versions(out)
     made = block(out)
-    if [version(tensor) for tensor in tensors(out)] != before:
+    if versions(out) != before:
         raise LayerError(
             f"{reader} changed what {giver} gives in place, which the next layer is given, too; use operators that do "
             f"not (such as inplace=False) at the beginning of {reader}"

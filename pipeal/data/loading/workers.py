@@ -87,7 +87,7 @@ def watch_workers(
         workers: Those that may still send something.
         writer: The end of the pipe through which they all answer.
         over: To be set once no message is waited for any more.
-        blocked: Whether a worker of which nothing is expected any more has failed, and nobody can send.
+        blocked: Whether a worker of which nothing is expected any more has failed, and the others cannot send.
     """
     watched = (workers, writer, over, blocked)
     threading.Thread(target=_watch, args=watched, name="pipeal-watch-workers", daemon=True).start()

@@ -124,7 +124,7 @@ class AttemptStore:
             return made.result()
 
     def _silence(self) -> str:
-        """Why nothing has come of the store: where nobody listens it tries again, past its timeout."""
+        """Why nothing has come of the store: where its port is closed it tries again, past its timeout."""
         try:
             socket.create_connection((self._launch.address, self._launch.port), _LOOK_S).close()
         except ConnectionRefusedError as error:

@@ -19,7 +19,7 @@ from pipeal.core.errors import LayerError, ScheduleError
 from pipeal.core.modules import module_of
 from pipeal.core.packet import Packet
 from pipeal.core.protocols import TrainableLayer
-from pipeal.core.tree import Tree, copied, detach_alone, map_tensors, tensors, version
+from pipeal.core.tree import Tree, copied, detach_alone, map_tensors, tensors, versions
 from pipeal.engine.schedule import Action
 
 
@@ -115,10 +115,10 @@ class Plain(Runner):
             LayerError: It returns no pair, or a tensor of a graph, through which the next layer's gradient would come.
         """
         _require_unchanged(packet)
-        versions = _versions((x, y))
+        before = versions((x, y))
         onward = self._layer(x, y)
         losses = self._layer.loss()
-        if _versions((x, y)) != versions:
+        if versions((x, y)) != before:
             raise ScheduleError(
                 "the forward changed its input in place, which the layer before still needs for its backward; "
                 "use operators that do not (such as inplace=False) on what a layer receives; or what made the batch "
@@ -202,10 +202,6 @@ def _called(found: object) -> str:
 def _as_tensor(loss: Any) -> Tensor:
     """Where it is, whatever the default device of this thread."""
     return loss if isinstance(loss, Tensor) else torch.as_tensor(loss, device="cpu")
-
-
-def _versions(tree: Tree) -> list[int]:
-    return [version(tensor) for tensor in tensors(tree)]
 
 
 def _require_unchanged(packet: Packet) -> None:
