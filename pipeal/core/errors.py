@@ -300,6 +300,16 @@ def first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
+def a_type(value: object) -> str:
+    """The type of a value, with its article.
+
+    >>> a_type(3), a_type("a")
+    ('an int', 'a str')
+    """
+    name = type(value).__name__
+    return f"{'an' if name.lstrip('_')[:1].lower() in [*'aeio'] else 'a'} {name}"
+
+
 def name_of(given: object) -> str:
     """Names an argument of the wrong type for an error message.
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from pipeal.core.errors import ConfigError, first_line
+from pipeal.core.errors import ConfigError, a_type, first_line
 from pipeal.core.rng import keyed
 from pipeal.core.tree import describe, one_of_each, shapes_of
 from pipeal.core.weights import Weights
@@ -250,7 +250,7 @@ def _call(function: Callable[..., Any], args: tuple[Any, ...], number: int, name
     except Exception as error:  # whatever a user's function raises
         what = getattr(function, "__name__", type(function).__name__)
         raise ConfigError(
-            f"layer {number}: {what} of {name or 'the layer'!r}, a {type(part).__name__}, raises {first_line(error)}"
+            f"layer {number}: {what} of {name or 'the layer'!r}, {a_type(part)}, raises {first_line(error)}"
         ) from error
 
 

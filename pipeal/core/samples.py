@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
 
-from pipeal.core.errors import DataError, name_of
+from pipeal.core.errors import DataError, a_type, name_of
 from pipeal.core.tree import Tree, describe, shapes_of, tensors
 
 T = TypeVar("T")
@@ -90,7 +90,7 @@ def as_iterable(data: Samples[T], wrong: type[Exception], name: str = "dataset")
         return data
     if not hasattr(kind, "__getitem__"):
         raise wrong(
-            f"{name} is a {kind.__name__}; wanted something to iterate over: an iterable, or a data set with "
+            f"{name} is {a_type(data)}; wanted something to iterate over: an iterable, or a data set with "
             "__getitem__ and __len__"
         )
     return _Numbered(data) if hasattr(kind, "__len__") else _Unnumbered(data)

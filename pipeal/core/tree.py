@@ -14,6 +14,8 @@ from torch import Tensor
 # their own containers with.
 from torch.utils import _pytree as pytree
 
+from pipeal.core.errors import a_type
+
 T = TypeVar("T")
 
 
@@ -157,6 +159,6 @@ def _refuse_unknown(leaf: Any) -> None:
     """Refuses a container that pytree cannot look into: its tensors would be carried along undetached."""
     if isinstance(leaf, Mapping | list | tuple | set):
         raise TypeError(
-            f"a packet holds a {type(leaf).__name__}, which may hold tensors but cannot be looked into; use tuples, "
+            f"a packet holds {a_type(leaf)}, which may hold tensors but cannot be looked into; use tuples, "
             "lists, dicts or dataclasses, or register it with torch.utils._pytree.register_pytree_node"
         )

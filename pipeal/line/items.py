@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeal.core.errors import DataError
+from pipeal.core.errors import DataError, a_type
 from pipeal.core.thin import Thin
 from pipeal.core.tree import Tree
 from pipeal.core.tree import tensors as tensors_of
@@ -315,4 +315,4 @@ def _check_tree(kind: str, tree: Tree) -> None:
     else:
         fits = tree is None
     if not fits:
-        raise DataError(f"an item of the kind {kind!r} has a {type(tree).__name__} that is not of that kind")
+        raise DataError(f"an item of the kind {kind!r} has {a_type(tree)} that is not of that kind")

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from pipeal.config import RunConfig
-from pipeal.core.errors import ConfigError, PipealError
+from pipeal.core.errors import ConfigError, PipealError, a_type
 from pipeal.core.host_memory import reset_peak
 from pipeal.core.methods import BASELINE, DEFAULT
 from pipeal.core.options import EngineOptions
@@ -159,7 +159,7 @@ def checkpoint_blocks(layer: BP) -> BP:
         ConfigError: The network is no ``nn.Sequential``.
     """
     if not isinstance(layer.model, nn.Sequential):
-        raise ConfigError(f"found a {type(layer.model).__name__}; expected an nn.Sequential, whose blocks can be told")
+        raise ConfigError(f"found {a_type(layer.model)}; expected an nn.Sequential, whose blocks can be told")
     for name, block in list(layer.model.named_children()):
         setattr(layer.model, name, Checkpointed(block))
     return layer

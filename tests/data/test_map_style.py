@@ -129,7 +129,7 @@ def test_an_index_error_in_the_middle_is_no_end():
 
 @pytest.mark.parametrize("found", [5, None, list, object()])
 def test_what_is_no_data_set_is_named(found):
-    with pytest.raises(TypeError, match=f"dataset is a {type(found).__name__}; wanted something .* __len__"):
+    with pytest.raises(TypeError, match=f"dataset is an? {type(found).__name__}; wanted something .* __len__"):
         as_iterable(found, TypeError)
     with pytest.raises(ValueError, match="is a"):
         NativeCheckpointableIterator(found)

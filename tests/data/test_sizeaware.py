@@ -917,7 +917,7 @@ class TestBucketErrors:
     def test_other_arguments(self):
         with pytest.raises(ValueError, match="shuffle is 'no'"):
             bucketed(shuffle="no")
-        with pytest.raises(TypeError, match="generator is a int; wanted"):
+        with pytest.raises(TypeError, match="generator is an int; wanted"):
             bucketed(generator=3)
         with pytest.raises(TypeError, match="wanted a class"):
             BucketBatchSampler(torch.arange(3), BOUNDS, "BatchSampler")
@@ -1007,9 +1007,9 @@ class TestErrors:
             size_aware_batching([0], sizeof, 1)
 
     def test_samplers_of_the_wrong_kind(self):
-        with pytest.raises(TypeError, match="sampler is a int; wanted a Sampler or an iterable"):
+        with pytest.raises(TypeError, match="sampler is an int; wanted a Sampler or an iterable"):
             SizeAwareBatchSampler(3, [1], 1)
-        with pytest.raises(TypeError, match="dataset is a int"):
+        with pytest.raises(TypeError, match="dataset is an int"):
             size_aware_batching(3, int, 1)
         with pytest.raises(TypeError, match="integer"):
             list(SizeAwareBatchSampler(["a"], {"a": 1}, 1))

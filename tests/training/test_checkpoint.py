@@ -470,7 +470,7 @@ class Odd(torch.Tensor):
         (lambda: None, "is a function"),
         (torch.zeros(1).numpy(), "is a ndarray"),
         (torch.zeros(1).as_subclass(Odd), "is a Odd"),
-        ({(1, object()): 2}, "a key of layer 3.a.1.1 is a object"),
+        ({(1, object()): 2}, "a key of layer 3.a.1.1 is an object"),
     ],
 )
 def test_what_could_not_be_loaded_again_is_refused_before_anything_is_written(folder, value, told):

@@ -17,7 +17,7 @@ from typing import Any, Generic, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pipeal.core.errors import ConfigError, DataError, ScheduleError
+from pipeal.core.errors import ConfigError, DataError, ScheduleError, a_type
 from pipeal.core.samples import Samples
 from pipeal.data.batching.bins import first_of_the_rest, least_wasteful
 from pipeal.data.batching.bounds import checked_bounds
@@ -249,7 +249,7 @@ class BinnedBatchIterator(Iterator[StreamBatch[T]]):
     def _check_return(self) -> None:
         if not self._can_return:
             raise ConfigError(
-                f"the source, a {type(self._source).__name__}, cannot be read again; wanted an iterable that is not "
+                f"the source, {a_type(self._source)}, cannot be read again; wanted an iterable that is not "
                 "its own iterator, or an iterator with getstate and setstate"
             )
 

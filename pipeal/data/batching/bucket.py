@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler
 
-from pipeal.core.errors import ConfigError, DataError
+from pipeal.core.errors import ConfigError, DataError, a_type
 from pipeal.data.batching.generator_passes import GeneratorPasses
 from pipeal.data.batching.packing import SizeTypeError
 from pipeal.data.batching.passes import PassSampler
@@ -120,7 +120,7 @@ class BucketBatchSampler(PassSampler):
             raise ConfigError(f"shuffle is {shuffle!r}; wanted True or False")
         if generator is not None:
             if not isinstance(generator, torch.Generator):
-                raise SizeTypeError(f"generator is a {type(generator).__name__}; wanted a torch.Generator")
+                raise SizeTypeError(f"generator is {a_type(generator)}; wanted a torch.Generator")
             if compatible and generator.device.type != "cpu":
                 raise SizeTypeError(f"generator is on {generator.device}; compatible=True wants one of the CPU")
             self._state = generator.get_state()

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeal.core.errors import ConfigError, DataError
+from pipeal.core.errors import ConfigError, DataError, a_type
 from pipeal.data.checks import one_of
 
 __all__ = ["SizeTypeError"]
@@ -195,8 +195,7 @@ class Sizes:
                 raise SizeTypeError(f"sizeof is an array of shape {shape}; wanted one size per sample, (N,)")
             sizeof = sizeof if isinstance(sizeof, np.ndarray) else _as_array(sizeof)
         elif not callable(sizeof) and (not isinstance(sizeof, (Mapping, Sequence)) or isinstance(sizeof, (str, bytes))):
-            kind = type(sizeof).__name__
-            raise SizeTypeError(f"sizeof is a {kind}; wanted a function, a mapping or a sequence of sizes")
+            raise SizeTypeError(f"sizeof is {a_type(sizeof)}; wanted a function, a mapping or a sequence of sizes")
         self._from: Any = sizeof
 
     def of(self, samples: Iterable[Any]) -> Iterator[Any]:
@@ -227,7 +226,7 @@ class Sizes:
             raise DataError(f"no size for sample {sample!r} among {len(self._from)}; sizeof must cover all") from error
         except TypeError as error:
             raise SizeTypeError(
-                f"no size of a {type(sample).__name__} can be looked up in a {type(self._from).__name__}; wanted a "
+                f"no size of {a_type(sample)} can be looked up in {a_type(self._from)}; wanted a "
                 "function that gives the size of a sample"
             ) from error
 
@@ -250,7 +249,7 @@ def as_size(size: Any, name: object) -> float:
     """
     number = as_number(size)
     if number is None:
-        raise SizeTypeError(f"sample {name} has size {size!r}, a {type(size).__name__}; wanted a number")
+        raise SizeTypeError(f"sample {name} has size {size!r}, {a_type(size)}; wanted a number")
     if not 0 <= number < math.inf:
         raise DataError(f"sample {name} has size {number}; wanted a finite size of at least 0")
     return number

@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import Sampler, SequentialSampler
 
-from pipeal.core.errors import ConfigError, DataError
+from pipeal.core.errors import ConfigError, DataError, a_type
 from pipeal.core.samples import Samples, as_iterable
 from pipeal.data.batching.packing import Cost, Log, Oversize, Packer, SizeOf, Sizes, SizeTypeError, Tally
 from pipeal.data.batching.passes import PassSampler
@@ -116,7 +116,7 @@ class SizeAwareBatchSampler(PassSampler):
         largest_first: bool = False,
     ) -> None:
         if not isinstance(sampler, (Sampler, Iterable)):
-            raise SizeTypeError(f"sampler is a {type(sampler).__name__}; wanted a Sampler or an iterable of indices")
+            raise SizeTypeError(f"sampler is {a_type(sampler)}; wanted a Sampler or an iterable of indices")
         self._sizes = Sizes(sizeof)
         self._packer = Packer(max_total_size, cost, oversize)
         super().__init__(seed=seed, rank=rank, world_size=world_size, largest_first=largest_first)
@@ -130,7 +130,7 @@ class SizeAwareBatchSampler(PassSampler):
         self._counted: tuple[tuple[int, int], int] | None = None
         if _size(sampler) is None and (world_size > 1 or largest_first or shuffle):
             raise ConfigError(
-                f"a {type(sampler).__name__} without len() may be endless; world_size, largest_first and shuffle need "
+                f"{a_type(sampler)} without len() may be endless; world_size, largest_first and shuffle need "
                 "a whole epoch: pass a sampler with __len__, or a list"
             )
 
@@ -153,7 +153,7 @@ class SizeAwareBatchSampler(PassSampler):
     def _count(self, epoch: int) -> int:
         if not self._repeatable():
             raise TypeError(
-                f"the number of batches over a {type(self.sampler).__name__} is not known before a pass; it is over a "
+                f"the number of batches over {a_type(self.sampler)} is not known before a pass; it is over a "
                 "sequence (shuffle=True shuffles it) or a sampler with set_epoch and __len__"
             )
         decided_by = (self.seed, epoch) if self.shuffle else (0, 0)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pipeal.core.errors import ConfigError, DataError
+from pipeal.core.errors import ConfigError, DataError, a_type
 from pipeal.data.checks import at_least
 
 __all__ = ["Buckets", "create_buckets"]
@@ -92,7 +92,7 @@ def real_numbers(name: str, found: Tensor, error: type[ConfigError] | type[DataE
         error: Is raised for anything else.
     """
     if not isinstance(found, Tensor):
-        raise error(f"{name} is a {type(found).__name__}; wanted a 1-D tensor of real numbers")
+        raise error(f"{name} is {a_type(found)}; wanted a 1-D tensor of real numbers")
     if found.ndim != 1 or found.dtype == torch.bool or found.is_complex():
         raise error(f"{name} is a tensor of shape {tuple(found.shape)} and {found.dtype}; wanted 1-D and real numbers")
     if found.is_floating_point():

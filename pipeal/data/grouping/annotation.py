@@ -23,7 +23,7 @@ from typing import Any, Literal, TypeAlias
 
 from torch import Tensor
 
-from pipeal.core.errors import ConfigError, DataError
+from pipeal.core.errors import ConfigError, DataError, a_type
 from pipeal.data.grouping.nesting import at, leaves, mapped, path
 
 Annotation: TypeAlias = Any
@@ -112,7 +112,7 @@ def parse(annotation: Annotation, *, module: bool = False) -> Layout:
 
     def read(leaf: Any) -> Shape:
         if not isinstance(leaf, str | Shape):
-            raise ConfigError(f"an annotation holds a {type(leaf).__name__}; wanted texts such as '(B, L_word)'")
+            raise ConfigError(f"an annotation holds {a_type(leaf)}; wanted texts such as '(B, L_word)'")
         return _read(leaf, module) if isinstance(leaf, str) else leaf
 
     layout = mapped(read, annotation)
@@ -147,7 +147,7 @@ def tensors_of(layout: Layout, data: Any, what: str) -> list[Tensor]:
         tensor = at(data, keys, what)
         name = what + path(keys)
         if not isinstance(tensor, Tensor):
-            raise DataError(f"{name} is a {type(tensor).__name__}; wanted a tensor of shape {shape}")
+            raise DataError(f"{name} is {a_type(tensor)}; wanted a tensor of shape {shape}")
         fits = tensor.dim() == len(shape.dims) and all(tensor.shape[place] == size for place, size in shape.fixed)
         if not fits:
             raise DataError(f"{name} has the shape {tuple(tensor.shape)}; its annotation wants {shape}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
-from pipeal.core.errors import DataError, unknown_name
+from pipeal.core.errors import DataError, a_type, unknown_name
 
 Keys: TypeAlias = tuple[str | int, ...]
 """The way to a leaf."""
@@ -54,7 +54,7 @@ def at(nested: Any, keys: Keys, what: str) -> Any:
         name = what + path(keys[:depth])
         if not isinstance(nested, dict if isinstance(key, str) else (tuple, list)):
             wanted = "dict" if isinstance(key, str) else "tuple"
-            raise DataError(f"{name} is no {wanted} but a {type(nested).__name__}; wanted one with the entry {key!r}")
+            raise DataError(f"{name} is no {wanted} but {a_type(nested)}; wanted one with the entry {key!r}")
         entries = dict(items(nested))
         if key not in entries:
             raise DataError(f"{name}: {unknown_name('input', str(key), map(str, entries))}")

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from pipeal.core.errors import ConfigError, DataError
+from pipeal.core.errors import ConfigError, DataError, a_type
 from pipeal.data.grouping.annotation import Annotation, Layout, Shape
 from pipeal.data.grouping.nesting import at, leaves
 
@@ -118,4 +118,4 @@ def _check_names(layout: Layout, padding: Annotation) -> None:
         for key, part in padding.items():
             _check_names(at(layout, (key,), "padding"), part)
     elif padding is not None and not isinstance(padding, Padder):
-        raise ConfigError(f"padding is a {type(padding).__name__}; wanted a Padder, or a dict of them")
+        raise ConfigError(f"padding is {a_type(padding)}; wanted a Padder, or a dict of them")

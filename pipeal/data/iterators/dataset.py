@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from pipeal.core.errors import ConfigError, DataError, ScheduleError, add_note
+from pipeal.core.errors import ConfigError, DataError, ScheduleError, a_type, add_note
 from pipeal.data.checks import at_least
 from pipeal.data.iterators.base import CheckpointableIterator, State, check_frame
 from pipeal.data.iterators.checks import check_instance
@@ -296,7 +296,7 @@ class _Shards(IterableDataset[tuple[int, "State | None", Any]]):
         else:
             pipeline = self.source(self.setup["num_instances"] * shards, rank * shards + shard)
             if not isinstance(pipeline, CheckpointableIterator):
-                raise ConfigError(f"source gave a {type(pipeline).__name__}; wanted a CheckpointableIterator")
+                raise ConfigError(f"source gave {a_type(pipeline)}; wanted a CheckpointableIterator")
         pipeline.setstate(self.states[shard])
         return pipeline
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
-from pipeal.core.errors import ConfigError
+from pipeal.core.errors import ConfigError, a_type
 from pipeal.core.samples import Samples, as_iterable
 from pipeal.data.batching.reread import read_from
 from pipeal.data.checks import one_of
@@ -52,7 +52,7 @@ class NativeCheckpointableIterator(Stage[T]):
         iterable = as_iterable(iterable, ConfigError, "iterable")
         if isinstance(iterable, (set, frozenset)):
             raise ConfigError(
-                f"iterable is a {type(iterable).__name__}, whose order differs between processes; "
+                f"iterable is {a_type(iterable)}, whose order differs between processes; "
                 "wanted a list, such as sorted(iterable)"
             )
         if iter(iterable) is iterable:

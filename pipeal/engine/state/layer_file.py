@@ -29,7 +29,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from pipeal.core.errors import DataError, first_line
+from pipeal.core.errors import DataError, a_type, first_line
 from pipeal.core.tree_codec import put_together, taken_apart
 
 FORMAT = 2
@@ -129,7 +129,7 @@ def read_layer(path: Path, *, mapped: bool = False) -> dict[str, Any]:
             f"({first_line(error)}); nothing in it was run; take another checkpoint"
         ) from error
     if not isinstance(state, dict):
-        raise DataError(f"{path} holds a {type(state).__name__}, wanted the dict of a layer; take another checkpoint")
+        raise DataError(f"{path} holds {a_type(state)}, wanted the dict of a layer; take another checkpoint")
     return state
 
 
@@ -155,7 +155,7 @@ def _named_tensors(value: Any, where: str) -> Iterator[tuple[str, Tensor]]:
         for number, inner in enumerate(value):
             yield from _named_tensors(inner, f"{where}.{number}")
     elif kind not in _PLAIN:
-        raise DataError(f"{where} is a {kind.__name__}, wanted tensors, numbers, texts, dicts, lists and tuples")
+        raise DataError(f"{where} is {a_type(value)}, wanted tensors, numbers, texts, dicts, lists and tuples")
 
 
 class _Entries:

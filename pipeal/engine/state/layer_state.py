@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from pipeal.core.errors import ConfigError, DataError, PipealError, first_line
+from pipeal.core.errors import ConfigError, DataError, PipealError, a_type, first_line
 from pipeal.core.modules import module_of, scaler_of
 from pipeal.core.protocols import ScalesLosses, TrainableLayer
 from pipeal.core.tree import describe, shapes_of
@@ -168,7 +168,7 @@ class _Copier:
         if isinstance(value, Real):  # of numpy
             return int(value) if isinstance(value, Integral) else float(value)
         raise ConfigError(
-            f"a layer's state holds a {type(value).__name__} ({where}), which no checkpoint keeps; expected tensors, "
+            f"a layer's state holds {a_type(value)} ({where}), which no checkpoint keeps; expected tensors, "
             "numbers, texts, bytes, None, and lists, tuples or dicts of these"
         )
 

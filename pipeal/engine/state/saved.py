@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from pipeal.core.atomic import replacing
-from pipeal.core.errors import ConfigError, DataError, ScheduleError, first_line
+from pipeal.core.errors import ConfigError, DataError, ScheduleError, a_type, first_line
 from pipeal.engine.state.layer_state import (
     CopyTensor,
     State,
@@ -230,6 +230,6 @@ def _refuse_far(pipe: Pipeline, instead: str) -> None:
 def _what(content: Any) -> str:
     """In words."""
     if not isinstance(content, dict):
-        return f"a {type(content).__name__}"
+        return f"{a_type(content)}"
     names = [repr(name) for name in list(content)[:3]]
     return f"a dict with {', '.join(names) or 'nothing'}{', …' if len(content) > 3 else ''}"

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from torch import nn
 
-from pipeal.core.errors import ConfigError, check_named, is_whole
+from pipeal.core.errors import ConfigError, a_type, check_named, is_whole
 from pipeal.core.methods import DEFAULT, Maker, Method, method_of
 from pipeal.methods.al.bridges import BridgeStyle, Pool
 from pipeal.methods.al.codes import TASKS, LabelStyle, Task
@@ -93,11 +93,11 @@ class Conversion:
         _check_numbers("blocks", given, layers)
         for number, own in given.items():
             if not isinstance(own, Mapping):
-                raise ConfigError(f"blocks of layer {number} is a {type(own).__name__}; expected a mapping, {{'b': …}}")
+                raise ConfigError(f"blocks of layer {number} is {a_type(own)}; expected a mapping, {{'b': …}}")
             for letter, block in own.items():
                 if letter not in _LETTERS or not isinstance(block, nn.Module):
                     raise ConfigError(
-                        f"blocks of layer {number}: {letter!r} is a {type(block).__name__}; expected 'f', 'b', 'g' or "
+                        f"blocks of layer {number}: {letter!r} is {a_type(block)}; expected 'f', 'b', 'g' or "
                         "'h', each a torch.nn.Module"
                     )
         return [given.get(number, {}) for number in range(layers)]
@@ -133,7 +133,7 @@ class Conversion:
 
 def _check_numbers(argument: str, given: Mapping[int, Any], layers: int) -> None:
     if not isinstance(given, Mapping):
-        raise ConfigError(f"{argument} is a {type(given).__name__}; expected a mapping by the number of a layer")
+        raise ConfigError(f"{argument} is {a_type(given)}; expected a mapping by the number of a layer")
     for number in given:
         if number not in range(layers):
             raise ConfigError(f"{argument} names layer {number!r}; this model has layers 0 to {layers - 1}")

@@ -18,7 +18,7 @@ from math import nan
 import torch
 from torch import Tensor, nn
 
-from pipeal.core.errors import ConfigError, first_line
+from pipeal.core.errors import ConfigError, a_type, first_line
 from pipeal.core.materialize import is_on_meta, reset_of
 from pipeal.core.tree import Tree, describe, map_tensors, shapes_of
 from pipeal.methods.al.answer_losses import ClassLoss, NumbersLoss, PlaceLoss
@@ -224,7 +224,7 @@ def _called(reset: Callable[[], object], part: nn.Module, piece: Forward) -> Non
         reset()
     except Exception as error:  # whatever a user's function raises
         raise ConfigError(
-            f"a copy of {piece.where} draws weights of its own: reset_parameters of a {type(part).__name__} raises "
+            f"a copy of {piece.where} draws weights of its own: reset_parameters of {a_type(part)} raises "
             f"{first_line(error)}"
         ) from error
 

@@ -20,7 +20,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor, nn
 
-from pipeal.core.errors import ConfigError, did_you_mean
+from pipeal.core.errors import ConfigError, a_type, did_you_mean
 from pipeal.core.tree import Tree
 from pipeal.methods.cutting.calling import called, why_not
 from pipeal.methods.cutting.graph import cut_graph, out_of_order
@@ -80,7 +80,7 @@ def cut(
     if _is_plain(model):
         return _of_list(model._modules.values(), None, model._modules)
     raise ConfigError(
-        f"a {type(model).__name__} is cut where its submodules begin: pass a number of layers (split=3), or "
+        f"{a_type(model)} is cut where its submodules begin: pass a number of layers (split=3), or "
         f"split=[...] with some of their names ({children_of(model)}), {LIST_INSTEAD}"
     )
 
@@ -117,7 +117,7 @@ def refuse_ties(parts: Sequence[Part]) -> None:
 
 
 def _check_kinds(model: object, split: object) -> None:
-    found = f"a {type(model).__name__}"
+    found = f"{a_type(model)}"
     wrapped = {"module": nn.DataParallel | nn.parallel.DistributedDataParallel, "_orig_mod": object}
     for name, kind in wrapped.items():
         if isinstance(model, nn.Module) and isinstance(model, kind) and hasattr(model, name):
@@ -163,7 +163,7 @@ def _of_list(
     parts = []
     for name, module in zip(map(str, range(len(modules))) if names is None else names, modules, strict=True):
         if not isinstance(module, nn.Module):
-            raise ConfigError(f"item {name} of the model is a {type(module).__name__}; expected a torch.nn.Module")
+            raise ConfigError(f"item {name} of the model is {a_type(module)}; expected a torch.nn.Module")
         # A model of its own, which may take several arguments, or return more than its answer.
         whole = called(module, sample) if len(modules) == 1 and sample is not None else None
         needed = whole is not None and (whole.names is not None or whole.given)

@@ -272,7 +272,7 @@ def annotated(takes: Any, gives: Any = "(b)", hint: Any = None) -> Annotated:
 MISTAKES = {
     "no samples": (lambda: DataCollection("(B, L_t)", []), DataError, "no samples"),
     "neither": (lambda: DataCollection("(B, L_t)"), ConfigError, "data_list or of data_groups"),
-    "no tensor": (lambda: DataCollection("(B)", [3]), DataError, r"sample 0 is a int"),
+    "no tensor": (lambda: DataCollection("(B)", [3]), DataError, r"sample 0 is an int"),
     "dimensions": (lambda: DataCollection("(B, L_t)", [torch.ones(2), torch.ones(2, 2)]), DataError, "sample 1"),
     "fixed size": (lambda: DataCollection("(B, L_t, 3)", [torch.ones(2, 2)]), DataError, r"\(2, 2\).*\(L_t, 3\)"),
     "widths": (lambda: DataCollection("(B, M_x)", [torch.ones(2), torch.ones(3)]), DataError, "only lengths"),
@@ -283,7 +283,7 @@ MISTAKES = {
     "no batch": (lambda: DataCollection("(L_t)", [torch.ones(1)]), ConfigError, "one batch dimension"),
     "small letters": (lambda: DataCollection("(b, l_t)", [torch.ones(1)]), ConfigError, "'b' is no dimension"),
     "no brackets": (lambda: DataCollection("B, L_t", [torch.ones(1)]), ConfigError, "in brackets"),
-    "no text": (lambda: DataCollection(3, [torch.ones(1)]), ConfigError, "holds a int"),
+    "no text": (lambda: DataCollection(3, [torch.ones(1)]), ConfigError, "holds an int"),
     "fractions": (
         lambda: DataCollection("(B, L_t)", data_groups=[torch.ones(1, 3)], length_info={"t": [[1.5]]}),
         DataError,

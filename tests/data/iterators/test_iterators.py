@@ -373,7 +373,7 @@ def test_one_end_ends_a_multiplex_and_a_zip_for_good():
         (lambda: its.MapIterator([1], str), "source of type list; wanted a CheckpointableIterator"),
         (lambda: its.MapIterator(Data([1]), 3), "transform is of type int; wanted a function"),
         (lambda: Data(iter([1])), "iterable is an iterator"),
-        (lambda: Data(3), "iterable is a int; wanted something to iterate over"),
+        (lambda: Data(3), "iterable is an int; wanted something to iterate over"),
         # Strings hash differently in each process, so a set restored in another one gave other items.
         (lambda: Data({"a", "b"}), "iterable is a set, whose order differs"),
         (lambda: its.ChunkedSourceIterator({1: 2}), "source_items is of type dict; wanted a list"),
