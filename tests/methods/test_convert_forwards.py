@@ -171,7 +171,7 @@ def test_too_few_of_any_number_of_arguments_are_told() -> None:
     package = ALPackage.from_bp(AnyNumber(), (x, x, x), 3, split=["hidden"], method="bp").eval()
     plain = package.to_bp()
     torch.testing.assert_close(plain(x, x, x), package.infer((x, x, x)))
-    with pytest.raises(DataError, match="the input is 1 arguments by place and 0 by name"):
+    with pytest.raises(DataError, match="the input is given as arguments, 1 by place and 0 by name"):
         plain(x)
 
 

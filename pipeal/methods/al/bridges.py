@@ -21,7 +21,7 @@ from pipeal.core.errors import ConfigError, check_counts, check_named, first_lin
 from pipeal.core.tree import Tree, describe, shapes_of
 from pipeal.methods.al.codes import CODE_ACTIVATIONS, LabelStyle
 from pipeal.methods.al.place_codes import padding_of
-from pipeal.methods.cutting.calling import what_is
+from pipeal.methods.cutting.answers import what_is
 from pipeal.methods.cutting.probe import probing
 from pipeal.methods.lookahead import Ahead
 from pipeal.methods.network import Part

@@ -35,7 +35,8 @@ from pipeal.methods.al.place_codes import padding_of
 from pipeal.methods.al.sides import POOLED_CODE, EachPlace, Forward, Places, Sides, WholeInput
 from pipeal.methods.al.source import Model, Source, named_network
 from pipeal.methods.al.summary import LayerShapes, find_shapes
-from pipeal.methods.cutting.calling import Answer, called, fields_of, has_answer, packed
+from pipeal.methods.cutting.answers import Answer, fields_of, has_answer
+from pipeal.methods.cutting.calling import called, packed
 from pipeal.methods.cutting.cut import Part, cut, refuse_ties
 from pipeal.methods.cutting.encoder import Encoder
 from pipeal.methods.cutting.inplace import Harmless, leave_input_alone

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipeal.core.errors import ConfigError, DataError
+from pipeal.core.errors import ConfigError, DataError, a_type
 from pipeal.core.modules import device_of
 from pipeal.core.protocols import DOWN, TURN, UP
 from pipeal.core.tree import Tree
 from pipeal.methods.al.folding import folded
-from pipeal.methods.cutting.calling import Arguments
+from pipeal.methods.cutting.arguments import Arguments
 
 
 class InferencePath(nn.Module):
@@ -73,6 +73,6 @@ def _blocks(number: int, layer: nn.Module) -> dict[str, nn.Module]:
         blocks: dict[str, nn.Module] = found.blocks()
         return blocks
     raise ConfigError(
-        f"layer {number} is a {type(layer).__name__} with its own inference, or none; a plain module is made of the "
+        f"layer {number} is {a_type(layer)} with its own inference, or none; a plain module is made of the "
         "blocks of AL and BP layers: use infer(), or put what it does into f, b and h"
     )

@@ -24,7 +24,7 @@ from pipeal.methods.al.inference_path import InferencePath
 from pipeal.methods.al.layers import AL
 from pipeal.methods.al.source import Model, network_mode
 from pipeal.methods.al.summary import LayerShapes, Summary, find_shapes, summarize
-from pipeal.methods.cutting.calling import Arguments
+from pipeal.methods.cutting.arguments import Arguments
 from pipeal.methods.optimizers import LearningRates, OptimizerFactory
 
 
