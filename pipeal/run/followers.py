@@ -14,7 +14,8 @@ from pipeal.core.errors import PeerLostError, first_line
 from pipeal.core.protocols import TrainableLayer
 from pipeal.data import Batch, Share
 from pipeal.engine import Window
-from pipeal.engine.distributed.pipeline import Asked, serve
+from pipeal.engine.distributed.handed_states import Asked
+from pipeal.engine.distributed.pipeline import serve
 from pipeal.engine.distributed.world import World
 from pipeal.engine.execution.collector import libraries_left_out
 from pipeal.engine.sizes import layers_of_stages

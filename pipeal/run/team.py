@@ -23,7 +23,8 @@ from pipeal.data import Batch, Share
 from pipeal.engine import Pipeline, Window, balance, parse_device
 from pipeal.engine.devices import device_names, fastest_precision, gpu_count, make_current
 from pipeal.engine.distributed.consistency import require_same
-from pipeal.engine.distributed.pipeline import DistributedPipeline, hand_out, own_threads
+from pipeal.engine.distributed.handed_states import hand_out
+from pipeal.engine.distributed.pipeline import DistributedPipeline, own_threads
 from pipeal.engine.distributed.process_groups import own_gpu
 from pipeal.engine.distributed.world import World
 from pipeal.engine.runner.compiling import check_compile

@@ -16,7 +16,8 @@ from torch import nn
 
 from pipeal import AE, AL, ENC, ALPackage, DataError, PipealError
 from pipeal.core.host_memory import give_freed_memory_back, status_bytes
-from pipeal.engine.distributed.pipeline import Asked, _Line, hand_out
+from pipeal.engine.distributed.handed_states import Asked, hand_out
+from pipeal.engine.distributed.pipeline import _Line
 from pipeal.engine.distributed.world import World
 from pipeal.engine.sizes import layers_of_stages
 from pipeal.engine.state.layer_file import read_layer, write_layer
