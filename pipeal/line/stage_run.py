@@ -382,7 +382,7 @@ class StageRun:
         if self._worker is not None and not self._worker.gathers:
             self._save()
             self._snapshots.settle(must=True)
-        on = "goes on from its snapshot" if self._worker is not None else "begins it"
+        on = "begins it" if self._snapshots.saved is None else "goes on from its snapshot"
         raise Interrupted(f"stage {self.number} was interrupted; the same command {on}", code)
 
     def _save_if_due(self) -> None:

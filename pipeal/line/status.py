@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import monotonic, time
@@ -79,6 +80,7 @@ class Status:
     def __init__(self, folder: Path, stage: int) -> None:
         self._path = folder / STATUS_FILE
         self._stage = stage
+        self._below = _told_before(folder, stage)
         self._told_at: float | None = None
         self._batches = 0
         self._refused = False
@@ -100,7 +102,8 @@ class Status:
         rate = max(0.0, (found.batches - self._batches) / elapsed_s) if elapsed_s else 0.0
         own = {**asdict(found), "rate": rate, "at": time()}
         self._told_at, self._batches = now, found.batches
-        stages = {**below, str(self._stage): own}
+        self._below.update(below)
+        stages = {**self._below, str(self._stage): own}
         try:
             # Whole or absent, as ever; but no power cut is worth the time of waiting for the disk each second.
             aside = self._path.with_suffix(".aside")
@@ -113,6 +116,13 @@ class Status:
             self._refused = True
         if pass_on is not None:
             pass_on(stages)
+
+
+def _told_before(folder: Path, stage: int) -> dict[str, Any]:
+    """Of the stages before, what an earlier life wrote last: some may have left since, and tell nothing more."""
+    with suppress(DataError):
+        return {str(one.stage): asdict(one) for one in read_status(folder) if one.stage < stage}
+    return {}
 
 
 def stages_before(stage: int, found: Any) -> dict[str, Any]:

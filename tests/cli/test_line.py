@@ -11,6 +11,7 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,7 +27,9 @@ from pipeal.line.feed import Feed
 from pipeal.line.incoming import Incoming
 from pipeal.line.items import Item
 from pipeal.line.line_file import key_path, keys_of, read_line
+from pipeal.line.stage_run import StageRun
 from pipeal.line.worker import StageWorker
+from pipeal.run.stopping import StopRequest
 from pipeal.training.checkpoint.store import Checkpoint, CheckpointStore
 from tests.cli.running import run_command, told_one_line
 from tests.integration.test_resume import assert_same
@@ -430,6 +433,14 @@ def test_what_fails_where_the_first_stage_reads_counts_as_the_items(
     code, said = first(died, asked_to_end=True)
     assert (code, said.rpartition("; ")[2]) == (143, "the same command goes on from its snapshot")
     assert list(place_of(line, 0).folder.glob("snapshots/*")), "it ended without saving"
+
+
+def test_a_stage_ended_amid_its_first_update_says_that_it_begins_again(tmp_path: Path) -> None:
+    """Symptom: it named a snapshot to go on from, and had written none."""
+    run = StageRun(read_line(line := text_line(tmp_path, "lstm", 2)), 1, place_of(line, 1), StopRequest())
+    run._worker = SimpleNamespace(gathers=True)  # type: ignore[assignment]
+    with pytest.raises(Interrupted, match=r"the same command begins it$"):
+        run._interrupt(130)
 
 
 def test_errors_at_different_items_stop_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,23 @@ def test_it_is_written_each_second_and_at_once_where_asked(tmp_path: Path, now: 
     assert passed[-1]["1"]["rate"] == 0
 
 
+def test_a_stage_that_is_started_again_still_shows_those_that_have_left(tmp_path: Path, now: list[float]) -> None:
+    """Symptom: of a line whose first stage was done, a restarted last stage showed no row."""
+
+    def told_by(stage: int, below: dict[str, Any]) -> None:
+        Status(tmp_path, stage).tell(lambda: replace(ONE, stage=stage), below, None)
+
+    told_by(2, {"0": asdict(replace(ONE, state="finished")), "1": {**asdict(ONE), "stage": 1}})
+    told_by(2, {"1": {**asdict(ONE), "stage": 1, "batches": 9}})
+    assert [(one.stage, one.state, one.batches) for one in read_status(tmp_path)] == [
+        (0, "finished", 6),
+        (1, "working", 9),
+        (2, "working", 6),
+    ]
+    told_by(1, {})
+    assert [one.stage for one in read_status(tmp_path)] == [0, 1]
+
+
 def test_stages_are_in_order_of_their_numbers(tmp_path: Path) -> None:
     stages = {str(number): {**asdict(ONE), "stage": number} for number in (10, 9, 2, 0)}
     (tmp_path / STATUS_FILE).write_text(json.dumps({"stages": stages}))
