@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import json
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch import nn
 from pipeal import BP
 from pipeal.planning.pure.hardware import Link
 from pipeal.planning.pure.layer_cost import LayerCost
-from tests.benches import Benches
+from tests.benches import BENCH, Benches
 
 
 def even(bench: Benches, layers: int = 4, weights: int = 0) -> Any:
@@ -89,3 +90,21 @@ def test_figures_of_a_quick_run_are_not_kept(bench: Benches, capsys: pytest.Capt
         bench["pays"].main(["--quick"])
     assert raised.value.code == 2
     assert "name another file with --json" in capsys.readouterr().err
+
+
+def test_the_tables_of_the_page_are_printed_from_kept_files(bench: Benches, capsys: pytest.CaptureFixture[str]) -> None:
+    pays, results = bench["pays"], BENCH / "results"
+    for name in ("pays", "pays-int8"):
+        path = results / f"{name}.json"
+        pays.show(pays.Kept(path, json.loads(path.read_text(encoding="utf-8"))["of"]))
+
+    def rows(text: str) -> list[list[str]]:
+        """The cells of seconds, behind the network and the number of devices, or behind how much is wanted."""
+        cells = [[cell.strip() for cell in line.strip("| ").split("|")] for line in text.splitlines() if "×" in line]
+        return [row[2:] if row[1].isdecimal() else row[1:] for row in cells if len(row) >= 6]
+
+    page = (BENCH.parents[1] / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    told = rows(page[page.index("### Does it pay?") : page.index("## Memory over depth")])
+    assert len(told) == 3 * 15 + 3
+    printed = rows(capsys.readouterr().out)
+    assert [row for row in told if row not in printed] == []
