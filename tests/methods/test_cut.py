@@ -437,7 +437,7 @@ class Auxiliary(Net):
         (lambda: {"a": nn.ReLU()}, None, "the model is a dict; expected"),
         (lambda: "net", None, "the model is a str; expected"),
         (lambda: nn.DataParallel(Net()), ["a"], "wrapped in a DataParallel; pass what it holds, model.module"),
-        (lambda: torch.compile(Net()), ["a"], "wrapped in a OptimizedModule; pass what it holds, model._orig_mod"),
+        (lambda: torch.compile(Net()), ["a"], "wrapped in an OptimizedModule; pass what it holds, model._orig_mod"),
         (torch.jit.ScriptModule, ["0"], "the model is a ScriptModule: what is scripted cannot be cut"),
         (hooked, None, "a Sequential, has forward hooks, which its layers would lose"),
         (hooked, ["1"], "a Sequential, has forward hooks, which its layers would lose"),
