@@ -469,7 +469,7 @@ class Odd(torch.Tensor):
         ({1}, "is a set"),
         (lambda: None, "is a function"),
         (torch.zeros(1).numpy(), "is a ndarray"),
-        (torch.zeros(1).as_subclass(Odd), "is a Odd"),
+        (torch.zeros(1).as_subclass(Odd), "is an Odd"),
         ({(1, object()): 2}, "a key of layer 3.a.1.1 is an object"),
     ],
 )
