@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,19 @@ def test_each_run_is_listed_with_how_it_stands_the_latest_last(
     assert rows[4][6:8] == ["-", "-"]
     assert re.fullmatch(r"2026-03-0\d \d\d:\d\d", rows[0][8])
     assert float(rows[0][9]) > float(rows[4][9]) > 0
+
+
+def test_when_a_run_began_is_told_by_the_clock_here(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``status.json`` has it in UTC, and so had the list and the page, without saying so: hours off elsewhere."""
+    tell(make_run(tmp_path / "run"), "finished", started="2026-03-01T20:30:00+00:00")
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "UTC-9")  # of POSIX: nine hours before UTC
+        time.tzset()
+        rows = listed(tmp_path, capsys)
+    time.tzset()
+    assert rows[0][8] == "2026-03-02 05:30"
 
 
 def test_a_comparison_has_a_line_for_each_form_and_turns_are_counted_together(

@@ -131,10 +131,9 @@ class Run:
 
     @property
     def when(self) -> datetime:
-        """When it began, or else when its oldest file was written last."""
+        """When it began, or else when its oldest file was written last; as clocks here show it."""
         try:
-            began = datetime.fromisoformat(self.status.started.replace("Z", "+00:00"))
-            return began if began.tzinfo else began.astimezone()
+            return datetime.fromisoformat(self.status.started.replace("Z", "+00:00")).astimezone()
         except (ValueError, OverflowError):
             seconds = [file.stat().st_mtime for file in map(self.folder.joinpath, MARKS) if file.is_file()]
             return datetime.fromtimestamp(min(seconds, default=self.folder.stat().st_mtime), timezone.utc).astimezone()
