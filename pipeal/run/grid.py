@@ -46,7 +46,7 @@ def parse_grid(config: RunConfig) -> Grid:
         words = [word.strip() for word in listed.split(",")]
         if not all(words):
             raise ConfigError(f"--tune {key}: found {listed!r}, expected values with commas between them")
-        values = tuple(document.parse(word, source=f"--tune {key}") for word in words)
+        values = tuple(_value(word, f"--tune {key}") for word in words)
         if key in grid:
             raise ConfigError(f"--tune {key}: given twice; name all of its values in one")
         for place, value in enumerate(values):
@@ -68,6 +68,20 @@ def parse_grid(config: RunConfig) -> Grid:
             "--tune-epochs: found without --tune, whose trials it is for; give, say, --tune train.lr.base=1e-3,3e-3"
         )
     return grid
+
+
+def _value(word: str, source: str) -> Value:
+    """What YAML makes of a word; or the word, where that is nothing that JSON can hold, as a date is.
+
+    >>> _value("1e-3", "--tune"), _value("2024-01-01", "--tune")
+    (0.001, '2024-01-01')
+    """
+    value: Value = document.parse(word, source=source)
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):  # bytes, a set, a list that holds itself
+        return word
+    return value
 
 
 def settings_of(grid: Grid) -> list[dict[str, Value]]:

@@ -367,6 +367,9 @@ def test_a_run_trains_each_form_with_what_was_chosen_for_it(tmp_path: Path, caps
         (["--tune=train.lr.base"], r"--tune 'train.lr.base': expected a key, '=' and values"),
         (["--tune=train.lr.base=1e-3,,1e-2"], r"--tune train.lr.base: found '1e-3,,1e-2', expected values"),
         (["--tune=train.lr.base=1e-3,0.001"], r"--tune train.lr.base: found 0.001 twice"),
+        # Words of which YAML makes what JSON cannot hold ended in a TypeError.
+        (["--tune=model.dropout=2024-01-01,0.1"], r"--tune model.dropout: found '2024-01-01', expected a number"),
+        (["--tune=model.dropout=!!binary aGk=,0.1"], r"--tune model.dropout: found '!!binary aGk=', expected a number"),
         (["--tune=model.x_hid=8", "--tune=model.x_hid=16"], r"--tune model.x_hid: given twice"),
         (["--tune=train.epochs=1,2"], r"--tune train.epochs: .* expected a key of model, methods, train.lr"),
         (["--tune=model.name=lstm"], r"--tune model.name: it says which data is read"),
