@@ -68,14 +68,19 @@ def configure(
         PlacementError: The devices are no names.
     """
     (name, implied), mode = model, given.get("train.mode")
-    if implied is not None and contradicts(implied, mode):
-        label = METHODS[implied].label
-        raise ConfigError(f"that spelling of the model is its {label} form, but --mode is {mode}; ask for {name!r}")
     asked = {"dataset": dataset, "model.name": name, **given, "train.mode": implied if mode is None else mode}
     values = nested({key: value for key, value in asked.items() if value not in (None, ())})
     path = Path(config_file) if config_file is not None else find_config(dataset, name)
     usual = None if source_of(name) is None else usual_settings(schema, dataset, name, with_file=path is None)
     config = load_config(schema, path, overrides=overrides, values=values, usual=usual)
+    for key, named, found in (("dataset", dataset, config.dataset), ("model.name", name, config.model.name)):
+        if found != named:  # its file, and what is usual for it, would be those of another
+            raise ConfigError(f"--set {key}: found {found}, but the command names {named}; name {found} in its place")
+    if implied is not None and contradicts(implied, config.train.mode):
+        label, key = METHODS[implied].label, "--mode" if mode == config.train.mode else "train.mode"
+        raise ConfigError(
+            f"that spelling of the model is its {label} form, but {key} is {config.train.mode}; ask for {name!r}"
+        )
     schedule_of(config)  # refused before data are read
     grid = parse_grid(config)
     launch = Launch.found()

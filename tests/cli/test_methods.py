@@ -91,6 +91,16 @@ def test_methods_of_a_file_are_for_its_comparison(tmp_path: Path, monkeypatch: p
         assert (config.train.mode, config.train.methods) == (mode, ("greedy", "al"))
 
 
+@pytest.mark.parametrize(("key", "found", "named"), [("dataset", "agnews", "toynews"), ("model.name", "VGG", "resnet")])
+def test_another_data_set_or_model_than_the_named_one_is_refused(
+    key: str, found: str, named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``resnet --set model.name=VGG`` took the sizes of the one, trained the other, and said that it was the first."""
+    entry, data, model = (text.command, named, "lstm") if key == "dataset" else (vision.command, "toyimages", named)
+    told = run_command(entry, capsys, data, model, f"--set={key}={found}", f"--out={tmp_path / 'runs'}")
+    told_one_line(f"--set {key}: found {found}, but the command names {named}; name {found} in its place", *told)
+
+
 def test_what_is_idle_with_every_method_of_a_comparison_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ["toynews", "lstm", "--mode=compare", "--set=train.lr.ae=1e-2"]
     _, said = configured(monkeypatch, text.command, [*arguments, "--methods=greedy,bp"])

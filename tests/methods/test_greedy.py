@@ -281,6 +281,9 @@ def test_a_spelling_that_stands_for_another_form_is_refused(
     """``LSTM``, which is the BP form, was taken for the greedy one."""
     told = run_command(text.command, capsys, "toynews", spelling, "--mode=greedy", f"--out={tmp_path / 'runs'}")
     told_one_line(f"that spelling of the model is its {form} form, but --mode is greedy; ask for 'lstm'", *told)
+    options = "--set=train.mode=greedy", f"--out={tmp_path / 'runs'}"  # by which it was trained all the same
+    told = run_command(text.command, capsys, "toynews", spelling, *options)
+    told_one_line(f"that spelling of the model is its {form} form, but train.mode is greedy; ask for 'lstm'", *told)
     with pytest.raises(ConfigError, match=f"model '{spelling}' is the {form} form, but the mode is 'greedy'; ask for"):
         build_text(spelling, "greedy", vocab_size=50, classes=4, dims=TEXT)
 
