@@ -102,6 +102,15 @@ def test_what_was_left_out_is_told_where_there_was_any(tmp_path):
     assert "updates left out, for a loss" not in text
 
 
+def test_exits_are_told_with_the_epoch_and_the_seed_of_their_weights(tmp_path):
+    """Those of epoch 2 were called the last epoch's, where the run had gone on and had not come to its end."""
+    folder = make_run(tmp_path / "run", epochs=9)
+    (folder / "exits.json").write_text(json.dumps({"seed": 2026, "epoch": 2, "samples": 24, "rows": []}))
+    assert "Of 24 test samples, by the weights after epoch 2 of seed 2026; points" in report(folder).text
+    (folder / "exits.json").write_text(json.dumps({"samples": 24, "rows": []}))  # as runs of earlier versions have it
+    assert "by the weights of the last epoch of the last seed; points" in report(folder).text
+
+
 def test_the_reasons_of_idle_time_are_shares_of_all_time(tmp_path):
     (run,) = read_runs(make_run(tmp_path / "run"))
     first, second = stage_shares(run)

@@ -159,6 +159,14 @@ def exit_rows(run: Run) -> list[list[object]] | None:
     ]
 
 
+def weights_of_exits(run: Run) -> str:
+    """Which weights the exits are of: those of an earlier end, where the run went on and has not come to its end."""
+    epoch, seed = (run.exits.get(key) for key in ("epoch", "seed"))
+    if isinstance(epoch, int) and isinstance(seed, int):
+        return f"after epoch {epoch} of seed {seed}"
+    return "of the last epoch of the last seed"  # as those of earlier versions are, which do not say
+
+
 def memory_facts(run: Run) -> dict[str, str]:
     """What was measured and what was counted."""
     found = {}

@@ -108,7 +108,7 @@ def compared_curves(runs: Mapping[str, Run]) -> list[Panel]:
 
 _CALLED = (
     *(facts.headline, facts.named_figures, facts.batch_facts, facts.exit_rows, facts.memory_facts, facts.whole_at),
-    *(facts.circumstances, run_curves, stage_shares, stage_table, against_default),
+    *(facts.weights_of_exits, facts.circumstances, run_curves, stage_shares, stage_table, against_default),
     *(facts.compared_figures, compared_curves, differences),
 )
 """What templates call, by name."""
