@@ -42,6 +42,9 @@ _adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 _fields: Callable[[Any], Mapping[str, Any]] = cache(partial(get_type_hints, include_extras=True))
 """The types of a schema's keys."""
 
+_OVERRIDE = "--set "
+"""How errors in what it was given begin."""
+
 _PACKAGE = Path(__file__).parents[1]
 _Config = TypeVar("_Config", bound=RunConfig)
 
@@ -196,7 +199,7 @@ def _sources(
         yield f"{path}: ", document.parse(_read(path), source=str(path))
     yield "", values
     for key, value in map(parsed_override, overrides):
-        yield "--set ", nested({key: value})
+        yield _OVERRIDE, nested({key: value})
 
 
 def parsed_override(override: str) -> tuple[str, Any]:
@@ -227,7 +230,7 @@ def _checked(
 ) -> Iterator[tuple[str, Any]]:
     """Yields the dotted path and the value of each leaf. The schema, not the mapping, says how deep to go."""
     root = root or schema
-    if mapping is None:  # an empty document, or a section whose every line is a comment
+    if mapping is None and source != _OVERRIDE:  # an empty document, or a section whose every line is a comment
         return
     keys = _fields(schema)
     if not isinstance(mapping, Mapping):

@@ -255,6 +255,18 @@ def test_a_bare_no_where_text_is_wanted_is_explained(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("train.lr=null", "train.lr: found null, expected a mapping with keys of base, end, ae, decay, per, warmup"),
+        ("model.ahead=", "model.ahead: found null, expected a mapping with keys of depth, width, shared, same_start"),
+    ],
+)
+def test_an_override_of_a_section_with_nothing_is_refused(override, line):
+    """It was taken, as an empty section of a file is, and changed nothing."""
+    assert fails(overrides=[override]) == f"--set {line}"
+
+
+@pytest.mark.parametrize(
     ("content", "line"),
     [
         ("train: {lr: {bse: 1}}", "train.lr.bse: unknown key; did you mean 'train.lr.base'?"),
