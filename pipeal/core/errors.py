@@ -307,7 +307,7 @@ def a_type(value: object) -> str:
     ('an int', 'a str')
     """
     name = type(value).__name__
-    return f"{'an' if name.lstrip('_')[:1].lower() in [*'aeio'] else 'a'} {name}"
+    return f"{'an' if name.lstrip('_')[:1].lower() in {*'aeio'} else 'a'} {name}"
 
 
 def name_of(given: object) -> str:

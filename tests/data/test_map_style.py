@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
+from pipeal.core.errors import a_type
 from pipeal.core.samples import as_iterable
 from pipeal.data import (
     BinnedBatchIterator,
@@ -129,7 +130,7 @@ def test_an_index_error_in_the_middle_is_no_end():
 
 @pytest.mark.parametrize("found", [5, None, list, object()])
 def test_what_is_no_data_set_is_named(found):
-    with pytest.raises(TypeError, match=f"dataset is an? {type(found).__name__}; wanted something .* __len__"):
+    with pytest.raises(TypeError, match=f"dataset is {a_type(found)}; wanted something .* __len__"):
         as_iterable(found, TypeError)
     with pytest.raises(ValueError, match="is a"):
         NativeCheckpointableIterator(found)

@@ -19,6 +19,7 @@ from torchvision.models.resnet import BasicBlock
 
 from pipeal import AE, AL, BP, ENC, ALPackage, ConfigError, DataError, Pipeline, PlacementError
 from pipeal.core.draws import may_draw
+from pipeal.core.errors import a_type
 from pipeal.core.protocols import Path
 from pipeal.core.tree import Tree
 from pipeal.methods.cutting.inplace import OnACopy
@@ -424,7 +425,7 @@ def test_a_plain_module_is_made_of_known_ways_alone(make: Callable[[], nn.Module
     """Symptom: ``to_bp()`` and ``infer()`` gave different answers. Cause: the layer overrides ``inference``."""
     layer = make()
     package = ALPackage([own_layer(AL), layer])  # type: ignore[list-item]
-    with pytest.raises(ConfigError, match=rf"layer 1 is an? {type(layer).__name__} with its own inference") as raised:
+    with pytest.raises(ConfigError, match=rf"layer 1 is {a_type(layer)} with its own inference") as raised:
         package.to_bp()
     assert "\n" not in str(raised.value)
     assert package.to_bp(exit_at=1)(VECTORS).shape == (4, 3)
