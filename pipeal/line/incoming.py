@@ -16,10 +16,10 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from pipeal import __version__
-from pipeal.core.errors import ConfigError, DataError, LineError, first_line
+from pipeal.core.errors import ConfigError, DataError, first_line
 from pipeal.engine.distributed.sockets import arriving, packed_head
 from pipeal.line.items import Packed
-from pipeal.line.link import MOST_CONNECTIONS, REFUSED, End, Keys, heard, log, printable
+from pipeal.line.link import MOST_CONNECTIONS, REFUSED, End, Keys, heard, log
 from pipeal.line.status import stages_before
 
 _SHAKEN = zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -226,7 +226,9 @@ class Incoming(End):
             elif kind == "status":
                 self.statuses = stages_before(self.stage, facts[0])
             elif kind == "stop":
-                self.failure = self.failure or LineError(printable(facts[0]))
+                self.hear_stop(facts[0])
+            elif kind == "heard":
+                self.hear_heard()
             elif kind == "lost":
                 self.failure = self.failure or DataError(
                     f"stage {self.stage - 1} has no items before {facts[0]:d}, which a snapshot here had covered, and "

@@ -13,6 +13,7 @@ works while all of them do. Each time that they all stand a session begins, with
 later stage says with which number to go on, and then what its last snapshot covers (``saved``). What belongs to an
 earlier session is told by its number, and dropped, as is a ``hello`` that comes late. A line that has begun again from
 nothing has a name of its own for that (``begun``), by which neighbours with snapshots of another beginning refuse it.
+``stop`` is said in each session until ``heard`` answers it: what a DEALER has not read yet is lost with a connection.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from pipeal.core.errors import first_line
+from pipeal.core.errors import LineError, first_line
 from pipeal.engine.distributed.sockets import HEAD_BYTES, opened
 
 _CURVE_BYTES = 256
@@ -92,6 +93,8 @@ class End(threading.Thread, ABC):
         failure: What ends the stage, if something does.
     """
 
+    _session: int
+
     def __init__(self, name: str, line: str, begun: str | None, changed: threading.Condition) -> None:
         super().__init__(name=name, daemon=True)
         self.line = line
@@ -106,6 +109,7 @@ class End(threading.Thread, ABC):
         self._is_woken, self._words = False, deque[list[Any]]()
         self._closing, self._told = threading.Event(), threading.Event()
         self._stopping: str | None = None
+        self._said_stop_in: int | None = None
         self._sockets: list[Any] = []
         self._monitors: list[Any] = []
         self.refusals = Refusals()
@@ -139,7 +143,7 @@ class End(threading.Thread, ABC):
         self.tell()
 
     def await_told(self, timeout_s: float) -> bool:
-        """Waits until the neighbour was told to :meth:`stop`; false if it was not there in time."""
+        """Waits until the neighbour has heard that it is to :meth:`stop`; false where it has not in time."""
         return self._told.wait(timeout_s)
 
     def close(self, linger_s: float = 2.0) -> None:
@@ -190,10 +194,20 @@ class End(threading.Thread, ABC):
         """Says what there is to say."""
         while self._words:
             self.send(self._words.popleft())
-        if self._stopping is not None and self.connected and not self._told.is_set():
+        due = self._stopping is not None and not self._told.is_set() and self._said_stop_in != self._session
+        if due and self.connected:
+            self._said_stop_in = self._session
             self.send(["stop", self._stopping])
-            if self.connected:  # or it has gone just now, and is told when it comes
-                self._told.set()
+
+    def hear_stop(self, why: Any) -> None:
+        """Ends the stage as the neighbour asks, which need not be told in turn."""
+        self._told.set()
+        self.send(["heard"])
+        self.fail(LineError(printable(why)))
+
+    def hear_heard(self) -> None:
+        """Notes that the neighbour has heard that it is to stop."""
+        self._told.set()
 
     @abstractmethod
     def send(self, words: list[Any]) -> None:

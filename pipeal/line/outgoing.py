@@ -12,11 +12,11 @@ from typing import Any
 import zmq
 
 from pipeal import __version__
-from pipeal.core.errors import DataError, LineError
+from pipeal.core.errors import DataError
 from pipeal.engine.distributed.send_buffer import SendBuffers
 from pipeal.engine.distributed.sockets import arriving, packed_head
 from pipeal.engine.distributed.window import Window
-from pipeal.line.link import CONNECTIONS, REFUSED, End, Keys, heard, log, printable
+from pipeal.line.link import CONNECTIONS, REFUSED, End, Keys, heard, log
 from pipeal.line.retained import Retained
 
 _EVENTS = SendBuffers.EVENTS | zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -175,7 +175,7 @@ class Outgoing(End):
         kind, session, *facts = words
         self._lost_at = monotonic()  # it is there, though a session may have to wait for what is on its way
         if kind == "stop":
-            self.fail(LineError(printable(facts[0])))
+            self.hear_stop(facts[0])
             return
         if session != self._session:
             return  # of one that is no more
@@ -199,6 +199,8 @@ class Outgoing(End):
             with self.changed:
                 self.parted = True
                 self.changed.notify_all()
+        elif kind == "heard":
+            self.hear_heard()
         elif kind == "taken":
             self.window.taken(max(0.0, float(facts[0])), monotonic())
         elif kind == "saved":

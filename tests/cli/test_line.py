@@ -379,8 +379,8 @@ def test_an_error_that_comes_twice_at_the_same_item_stops_the_line_until_it_is_m
 
 
 def test_a_neighbour_that_was_away_when_the_line_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It hears it when the stage that stopped is started once more. Symptom: it was told instead that this stage had
-    lost its snapshots, since that asked for the first item of all."""
+    """It hears it when the stage that stopped is started once more, which waits for it. Symptom: it was told instead
+    that this stage had lost its snapshots, since that asked for the first item of all."""
     line = text_line(tmp_path, "lstm", 2, "train.epochs=1", snapshot_s=0.02, retain_mib=0.002)
     learn = StageWorker._learn
 
@@ -394,10 +394,20 @@ def test_a_neighbour_that_was_away_when_the_line_was_stopped(tmp_path: Path, mon
     (place_of(line, 0).folder / "failure.json").unlink()  # as if it had been away, and were back
     heard: list[list[BaseException]] = []
     away = threading.Thread(target=lambda: heard.extend(supervised(line, 1, stages=[0])), daemon=True)
-    away.start()
-    while away.is_alive():  # it says so for some seconds each time, which that one may need to come
-        ((error,),) = supervised(line, 1, stages=[1])
-        assert isinstance(error, LineError)
+    told, await_told = list[bool](), Incoming.await_told
+
+    def comes_back(end: Incoming, timeout_s: float) -> bool:
+        away.start()
+        while not (was_told := await_told(end, timeout_s)) and timeout_s and away.is_alive():
+            pass  # on a busy machine it takes longer than a stage waits
+        told.append(was_told)
+        return was_told
+
+    monkeypatch.setattr(Incoming, "await_told", comes_back)
+    ((error,),) = supervised(line, 1, stages=[1])
+    assert isinstance(error, LineError)
+    assert told == [True], "the stage left before the one that was away could hear it"
+    away.join(600)
     ((error,),) = heard
     assert isinstance(error, LineError)
     assert str(error) == "stage 1 failed: ZeroDivisionError: a bug"

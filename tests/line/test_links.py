@@ -20,6 +20,7 @@ from pipeal.line import outgoing
 from pipeal.line.incoming import Incoming
 from pipeal.line.items import FRAME_BYTES, Packed
 from pipeal.line.link import CONNECTIONS, HEARTBEAT_S
+from pipeal.line.outgoing import Outgoing
 from pipeal.line.retained import Retained
 from tests.line.links import LONG_S, batch, cabled, key_pair, link, number_of, taken, until
 
@@ -222,6 +223,32 @@ def test_a_stop_reaches_a_neighbour_that_comes_later(forward: bool) -> None:
         assert teller.await_told(LONG_S)
         until(lambda: hearer.failure is not None)
         assert isinstance(hearer.failure, LineError)
+
+
+@pytest.mark.parametrize("forward", [True, False])
+def test_a_stop_that_was_said_is_not_heard_yet(forward: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Symptom: on a busy machine a stage stopped its line and left, and the one before waited for it without end.
+    Cause: that one had not read the word, and ZeroMQ dropped it with the connection."""
+    listens, hears = Event(), Incoming if forward else Outgoing
+    with cabled() as (_, cable, sender, receiver):
+        until(lambda: sender.connected and receiver.connected)
+        understand = hears._understand
+
+        def understands(end: Any, *words: Any) -> None:
+            assert listens.wait(LONG_S)
+            understand(end, *words)
+
+        monkeypatch.setattr(hears, "_understand", understands)
+        teller, hearer = (sender, receiver) if forward else (receiver, sender)
+        teller.stop("why")
+        was_heard = teller.await_told(0.3)
+        cable.cut()
+        listens.set()
+        assert not was_heard
+        assert teller.await_told(LONG_S)
+        assert isinstance(hearer.failure, LineError)
+        hearer.stop("why")
+        assert hearer.await_told(0.0), "who told it need not be told"
 
 
 def test_what_was_said_last_arrives_although_the_end_is_closed_at_once() -> None:
