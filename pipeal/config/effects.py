@@ -136,6 +136,9 @@ IDLE_IN_ONE_PROCESS = (
 """Where the caller's own thread does the work, nothing waits and nothing is watched; between processes there are always
 packets on their way."""
 
+_NAMED_INSTEAD: Mapping[str, str] = {"data.test_file": "data.test_share", "data.cache": "data.cache_dir"}
+"""Keys that, where they are a path, leave another one without an effect."""
+
 _ONE_PROCESS = "there is one process"
 
 _SHIPPED = ("budget_tokens",)
@@ -174,9 +177,10 @@ def check_effects(config: RunConfig, given: Collection[str], *, processes: int =
             if idle and found <= {*values}:
                 by_reason.setdefault(reason, []).extend(idle)
         lines += [f"{', '.join(idle)}: without effect, since {reason}" for reason, idle in by_reason.items()]
-    if isinstance(config, TextConfig) and config.data.test_file is not None and "data.test_share" in given:
-        reason = f"data.test_file is {config.data.test_file}"
-        lines.append(f"data.test_share {_shown(config.data.test_share)}: without effect, since {reason}")
+    has = all_values(config)
+    for where, option in _NAMED_INSTEAD.items():
+        if option in given and isinstance(path := has.get(where), str):
+            lines.append(f"{option} {_shown(has[option])}: without effect, since {where} is {path}")
     return [*lines, *_told_of_parts(config)]
 
 

@@ -230,6 +230,7 @@ def test_what_was_given_and_does_nothing_is_told_in_a_line(
     [
         (["cifar10"], []),
         (["cifar10", "--set=data.cache=false"], ["data.cache_dir here: without effect, since data.cache is False"]),
+        (["cifar10", "--set=data.cache=there"], ["data.cache_dir here: without effect, since data.cache is there"]),
         (["toyimages"], ["data.cache_dir here: without effect, since dataset is toyimages"]),
     ],
 )
