@@ -20,7 +20,17 @@ from pipeal.config.text import KINDS, BatchingConfig, ColumnsConfig, TextConfig
 from pipeal.config.vision import VisionConfig
 from pipeal.core.errors import ConfigError
 from pipeal.core.methods import COMPARE, METHODS
-from pipeal.core.names import BACKPROP_SCHEDULES, FILE, HF, LAYER_SCHEDULES, TEXT, TORCHVISION, WITH_HEADS, source_of
+from pipeal.core.names import (
+    BACKPROP_SCHEDULES,
+    FILE,
+    HF,
+    LANGUAGE,
+    LAYER_SCHEDULES,
+    TEXT,
+    TORCHVISION,
+    WITH_HEADS,
+    source_of,
+)
 
 
 class Idle(NamedTuple):
@@ -55,6 +65,15 @@ _AHEAD = _keys("model.ahead", AheadConfig)
 _LOOKING_AHEAD = (*_AHEAD, *_keys("methods.auglocal", AugLocalConfig))
 """Of copies of blocks still to come, which the last part has none of; ``same_start`` is of its own head as well."""
 
+_OF_IMAGES = (
+    *("methods.predsim.std", "methods.predsim.decoder", "methods.scpl.cells"),
+    *("methods.deinforeg.width", "methods.deinforeg.cells"),
+)
+"""Of what methods make of images alone; texts go through no such maps."""
+
+_NOT_PROJECTED = Idle("methods.scpl.projector", (None,), ("methods.scpl.hidden", "methods.scpl.width"))
+"""Texts, where nothing else is asked for; images go through two maps then."""
+
 _OF_METHODS = [(section, f"methods.{section}", options) for section, options in vars(MethodsConfig()).items()]
 """The methods that have options, where these stand, and what they are."""
 
@@ -87,6 +106,8 @@ IDLE: Mapping[type[RunConfig], tuple[Idle, ...]] = {
         Idle("train.mode", _NO_LABELS, ("model.y_hid", "model.bridges")),
         Idle("model.bridges", ("pooled",), _AHEAD),
         Idle("model.parts", (1,), ("model.bridges",), unless=("model.ahead.same_start", True)),
+        Idle("model.name", (*TEXT.models, *TEXT.sources), _OF_IMAGES),
+        _NOT_PROJECTED,
         Idle("model.name", _NO_HEADS, ("model.n_heads",)),
         Idle(
             "model.name",
@@ -117,6 +138,8 @@ IDLE: Mapping[type[RunConfig], tuple[Idle, ...]] = {
         Idle("train.mode", _NO_LABELS, ("model.code", "model.labels", "model.bridges")),
         Idle("model.bridges", ("linear", "block"), _AHEAD),
         Idle("model.parts", (1,), ("model.bridges",), unless=("model.ahead.same_start", True)),
+        Idle("model.name", tuple(LANGUAGE.models), _OF_IMAGES),
+        _NOT_PROJECTED,
     ),
 }
 """Of every run, and of each kind."""

@@ -73,6 +73,31 @@ def test_each_entry_is_of_options_that_there_are_and_told_where_it_holds(
     assert not check_effects(config, set(), **counts), "only what was given is told"
 
 
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("predsim", ("std=false", "decoder=2")),
+        ("scpl", ("cells=1", "hidden=3", "width=5")),
+        ("deinforeg", ("cells=1", "width=3")),
+    ],
+)
+def test_texts_are_trained_alike_whatever_is_asked_for_images(method: str, options: tuple[str, ...]) -> None:
+    """Symptom: ``--set methods.deinforeg.width=256`` with texts changed nothing, and no line said so."""
+    settings = ("dataset=toynews", "model.name=lstm", f"train.mode={method}")
+    given = [f"methods.{method}.{option}" for option in options]
+    plain, other = (load_config(TextConfig, overrides=more) for more in (settings, (*settings, *given)))
+    layers = [list(new_layers(text_experiment(one), one, 1)) for one in (plain, other)]
+    for one, same in zip(*layers, strict=True):
+        weights, others = (module_of(layer).state_dict() for layer in (one, same))
+        assert weights.keys() == others.keys()
+        assert all(map(torch.equal, weights.values(), others.values()))
+    said = " ".join(check_effects(other, {option.partition("=")[0] for option in given}))
+    assert all(f"{option.replace('=', ' ')}" in said.replace("False", "false") for option in given)
+    assert said.count("without effect") == (2 if method == "scpl" else 1)
+    images = load_config(VisionConfig, overrides=(f"train.mode={method}", *given))
+    assert not check_effects(images, {option.partition("=")[0] for option in given})
+
+
 @pytest.mark.parametrize("labels", ["codes", "one-hot"])
 def test_maps_of_bridges_have_a_width_whatever_the_labels_are(labels: str) -> None:
     config = load_config(VisionConfig, values={"model": {"labels": labels, "bridges": "mlp"}})
