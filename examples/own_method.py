@@ -34,12 +34,6 @@ class Apart(LocalLayer):
         return {UP: self.f, TURN: self.head}  # what an answer goes through: up, and at the exit
 
 
-def layers(depth=4, width=64):
-    torch.manual_seed(0)
-    blocks = [nn.Sequential(nn.Linear(width if n else 16, width), nn.ReLU()) for n in range(depth)]
-    return [Apart(block, width, classes=3) for block in blocks]
-
-
 def batches(count=200, samples=64):
     drawn = torch.Generator().manual_seed(1)
     centres = torch.randn(3, 16, generator=drawn)
@@ -48,8 +42,10 @@ def batches(count=200, samples=64):
         yield centres[y] + torch.randn(samples, 16, generator=drawn), y
 
 
-def train(devices):
-    package = ALPackage(layers())
+def train(devices, depth=4, width=64):
+    torch.manual_seed(0)
+    blocks = [nn.Sequential(nn.Linear(width if n else 16, width), nn.ReLU()) for n in range(depth)]
+    package = ALPackage([Apart(block, width, classes=3) for block in blocks])
     with Pipeline(package, devices, threads=1) as pipe:
         report = pipe.run(batches())
         x, y = next(batches(1, 1000))

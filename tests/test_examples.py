@@ -38,6 +38,14 @@ def test_an_example_is_short(name: str) -> None:
     assert len(lines) < 80
 
 
+def test_a_method_of_ones_own_is_as_short_as_its_page_says() -> None:
+    """It had 63 lines, blank ones included, where the page says under 60."""
+    lines = (EXAMPLES / "own_method.py").read_text("utf-8").splitlines()
+    page = (EXAMPLES.parent / "docs" / "your-own-method.md").read_text("utf-8")
+    assert "nothing in under 60 lines" in page
+    assert len(lines) < 60
+
+
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SAYS]
 )
