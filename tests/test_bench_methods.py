@@ -228,6 +228,12 @@ def test_all_have_as_many_tries(bench: Benches) -> None:
     ("options", "message"),
     [
         (["--methods", "al,best"], "unknown method 'best'"),
+        (
+            ["--methods", "bp,al model.foo=1"],
+            "methods.py: --methods 'al model.foo=1': model.foo: unknown key; expected",
+        ),
+        (["--tries", "fast"], "methods.py: --tries train.lr.base: found 'fast', expected a number above 0"),
+        (["--tries-of", "bp", "train.lr.base=fast"], "methods.py: --tries-of train.lr.base: found 'fast', expected"),
         (["--parts", "9"], "al in 9 parts: parts is 9; expected 1 to"),
         (["--try-seed", "0"], "--try-seed: found 0, which is one to report"),
         (["--set", "data.held_out=0"], "held_out is 0"),

@@ -61,7 +61,7 @@ from pipeal.run.build import Experiment, evaluated_part
 from pipeal.run.build_language import CharacterPart
 from pipeal.run.duration import at_length
 from pipeal.run.form_costs import COUNTING
-from pipeal.run.grid import Setting, parse_grid, settings_of
+from pipeal.run.grid import Setting, parse_grid, settings_of, with_setting
 from pipeal.run.opening import course_of, new_layers, open_pipeline
 from pipeal.run.plan_costs import Wanted, experiment_of, refuse_chosen
 from pipeal.training.evaluation import accuracy, inputs_of
@@ -481,8 +481,11 @@ def tries_of(
     grids = {name: tuple(texts) for name, *texts in own}
     found = {}
     for one in contestants:
-        grid = grids.pop(one.name, (f"train.lr.base={rates}",))
-        settings = settings_of(parse_grid(replace(config, tune=TuneConfig(grid=grid))))
+        with _told_of(f"--methods {one.name!r}:"):
+            with_setting(config, one.options)
+        with _told_of("--tries-of" if one.name in grids else "--tries"):
+            grid = grids.pop(one.name, (f"train.lr.base={rates}",))
+            settings = settings_of(parse_grid(replace(config, tune=TuneConfig(grid=grid))))
         found[one.name] = [Form(one, None, {**one.options, **setting}) for setting in settings]
     if grids:
         raise ConfigError(f"--tries-of {next(iter(grids))!r}: expected a contestant of --methods: {', '.join(found)}")
@@ -491,6 +494,15 @@ def tries_of(
         told = ", ".join(f"{name} {count}" for name, count in counts.items())
         raise ConfigError(f"--tries, --tries-of: found unequal numbers of tries ({told}); expected the same for all")
     return found
+
+
+@contextmanager
+def _told_of(option: str) -> Iterator[None]:
+    """Has a mistake told of the option that was given here, where the commands have it of theirs."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("--tune", option, 1)) from None
 
 
 def shared_facts(experiment: Experiment, options: argparse.Namespace, batches: int) -> dict[str, Any]:
